@@ -1,0 +1,102 @@
+"""Sessions beyond the two commands of the README: `nox -l` lists them.
+
+`lint`, `types`, `layers` and `tests` are what CI runs, each in an environment of its own;
+`wheels` proves that every distribution stands alone.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+
+import nox
+
+ROOT = Path(__file__).resolve().parent
+# In the order of their layers: each needs only those before it.
+PACKAGES = ("mobius-ir-rules", "mobius-eps", "mobius-components", "mobius-build", "mobius-hf")
+EDITABLE = [argument for package in PACKAGES for argument in ("-e", f"packages/{package}")]
+
+nox.needs_version = ">=2025.10"
+nox.options.default_venv_backend = "virtualenv"
+nox.options.sessions = ["lint", "types", "layers", "tests"]
+
+
+def _group(pyproject: Path, group: str) -> tuple[str, ...]:
+    return nox.project.dependency_groups(nox.project.load_toml(pyproject), group)
+
+
+def _install_tools(session: nox.Session, *names: str) -> None:
+    tools = _group(ROOT / "pyproject.toml", "tools")
+    session.install(*(tool for tool in tools if tool.partition("==")[0] in names))
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Lint and check the formatting."""
+    _install_tools(session, "ruff")
+    session.run("ruff", "check")
+    session.run("ruff", "format", "--check")
+
+
+@nox.session
+def types(session: nox.Session) -> None:
+    """Check the types, strictly."""
+    session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
+    session.run("mypy")
+
+
+@nox.session
+def layers(session: nox.Session) -> None:
+    """Check that packages import strictly downward, and only what they may."""
+    _install_tools(session, "import-linter")
+    session.install("--no-deps", *EDITABLE)
+    session.run("lint-imports")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests; arguments go to pytest."""
+    session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
+    session.run("pytest", *session.posargs)
+
+
+@nox.session
+@nox.parametrize("package", PACKAGES)
+def wheels(session: nox.Session, package: str) -> None:
+    """Install one distribution from its wheel, alone, and run its tests away from the sources."""
+    built = _wheels(session, package)
+    # Siblings are named as files: an index may have other projects under their names.
+    session.install(*(str(wheel) for wheel in built))
+    session.install(*_group(ROOT / "packages" / package / "pyproject.toml", "test"))
+    session.run("python", "-m", "pip", "check")
+    elsewhere = Path(session.create_tmp()).resolve() / "tests"
+    shutil.rmtree(elsewhere, ignore_errors=True)
+    shutil.copytree(ROOT / "packages" / package / "tests", elsewhere)
+    with session.chdir(elsewhere):
+        session.run(
+            *("python", "-P", "-m", "pytest"),
+            *("-c", str(ROOT / "pyproject.toml"), "--rootdir", str(elsewhere), "."),
+            env={"HF_HUB_OFFLINE": "1"},
+        )
+
+
+def _wheels(session: nox.Session, package: str) -> list[Path]:
+    """Build the wheels of a package and of those that it needs, and return their files."""
+    folder = Path(session.create_tmp()).resolve() / "wheels"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.install("hatchling")
+    for name in _with_siblings(package):
+        session.run(
+            *("python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation"),
+            *("--wheel-dir", str(folder), str(ROOT / "packages" / name)),
+        )
+    found = sorted(folder.glob("*.whl"))
+    session.log("built %s", ", ".join(wheel.name for wheel in found))
+    return found
+
+
+def _with_siblings(package: str) -> list[str]:
+    text = (ROOT / "packages" / package / "pyproject.toml").read_text("utf-8")
+    needed = {item.partition(">=")[0] for item in tomllib.loads(text)["project"]["dependencies"]}
+    return [name for name in PACKAGES if name in needed or name == package]

@@ -1,0 +1,52 @@
+"""The command `mobius`: arguments in, exit code out.
+
+Commands import what they need when they run, so that `mobius --help` is quick.
+
+Exit codes: 0 done, 1 something is wrong (one panel on stderr says what), 2 wrong usage,
+130 interrupted, 143 terminated.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+import typer
+
+from mobius.cli.build_command import build
+from mobius.cli.eps_command import eps
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    name="mobius",
+    help="Build ONNX models for the execution provider that will run them.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(build)
+app.command()(eps)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: bool = typer.Option(False, "--version", help="Show the version and exit."),
+) -> None:
+    if version:
+        from mobius.__about__ import __version__
+
+        typer.echo(f"mobius {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line and exit with its code."""
+    signal.signal(signal.SIGTERM, _terminate)
+    app()
+
+
+def _terminate(number: int, _frame: FrameType | None) -> None:
+    # As an exception, so that a package that is being saved is cleaned up.
+    sys.exit(128 + number)

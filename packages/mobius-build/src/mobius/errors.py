@@ -1,0 +1,83 @@
+"""What can go wrong with a package and its weights.
+
+Each error is a `mobius_eps.MobiusError` and also the builtin that a caller would expect. A message
+says what was found, where, and what to do next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from mobius_eps import MobiusError
+
+__all__ = [
+    "NonFiniteTensor",
+    "NonFiniteWeightsError",
+    "PackageError",
+    "PackageLoadError",
+    "PackageSaveError",
+    "WeightsError",
+]
+
+
+class PackageError(MobiusError):
+    """A `ModelPackage` cannot be made, saved or loaded."""
+
+
+class PackageSaveError(PackageError, OSError):
+    """A package could not be saved. Nothing that existed before has been changed."""
+
+
+class PackageLoadError(PackageError, ValueError):
+    """A folder is not a package that this version of Mobius can read."""
+
+
+class WeightsError(MobiusError, ValueError):
+    """Tensors and parameters do not fit each other.
+
+    Attributes:
+        missing: Parameters for which no tensor was given.
+        left_over: Tensors that no parameter takes.
+        mismatched: Parameters whose tensor has another shape or kind of dtype.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        missing: Sequence[str] = (),
+        left_over: Sequence[str] = (),
+        mismatched: Sequence[str] = (),
+    ) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+        self.left_over = tuple(left_over)
+        self.mismatched = tuple(mismatched)
+
+
+@dataclasses.dataclass(frozen=True)
+class NonFiniteTensor:
+    """A weight with values that are not finite numbers.
+
+    Attributes:
+        name: Name of the parameter.
+        not_finite: How many values are NaN or infinite in the checkpoint already.
+        overflowed: How many finite values are beyond the range of the dtype they are cast to.
+    """
+
+    name: str
+    not_finite: int
+    overflowed: int
+
+
+class NonFiniteWeightsError(WeightsError):
+    """Weights hold NaN, infinities, or values that the target dtype cannot hold.
+
+    Attributes:
+        tensors: The weights concerned, in file order.
+    """
+
+    def __init__(self, message: str, *, tensors: Sequence[NonFiniteTensor]) -> None:
+        super().__init__(message)
+        self.tensors = tuple(tensors)

@@ -1,0 +1,61 @@
+"""What is to be expected of a model and a target, and a sentence where it does not hold."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+
+from mobius.dtypes import DTYPE_NAMES
+from mobius.pipeline import GQA_FUSION
+from mobius.report import StageRecord, refusal_lines
+from mobius.stage import Target
+
+_PAST_KEY = 4
+
+
+def other_dtype(model: ir.Model, target: Target) -> str | None:
+    """Return a sentence if no float weight or input of the model has the target's dtype.
+
+    The stages are then chosen for a dtype that the model is not in.
+    """
+    values = [*model.graph.inputs, *model.graph.initializers.values()]
+    dtypes = {value.dtype for value in values if value.dtype and value.dtype in DTYPE_NAMES}
+    if not dtypes or target.dtype in dtypes:
+        return None
+    found = ", ".join(sorted(dtype.name for dtype in dtypes))
+    return (
+        f"The stages are chosen for {target.dtype.name}, but the model's float inputs and weights "
+        f"are {found}. Pass the model's own dtype to optimize_model; it casts nothing."
+    )
+
+
+def missed_gqa(model: ir.Model, target: Target, records: Sequence[StageRecord]) -> str | None:
+    """Return the warning if `GroupQueryAttention` was expected and `Attention` stayed.
+
+    That is: GQAFusion ran, and an `Attention` with a cache stayed (one missed layer of 28 slows
+    each token down), or nothing was fused at all and any `Attention` stayed.
+
+    Args:
+        model: The model after the fusion phase.
+        target: What it is built for.
+        records: The stages that have run.
+    """
+    fusion = next((record for record in records if record.name == GQA_FUSION), None)
+    if fusion is None:
+        return None
+    fused = kept = with_cache = 0
+    for node in model.graph.all_nodes():
+        if (node.domain, node.op_type) == ("com.microsoft", "GroupQueryAttention"):
+            fused += 1
+        elif (node.domain, node.op_type) == ("", "Attention"):
+            kept += 1
+            with_cache += len(node.inputs) > _PAST_KEY and node.inputs[_PAST_KEY] is not None
+    if not with_cache and not (kept and not fused):
+        return None
+    message = (
+        f"GQA fusion expected for ep={target.capabilities.name!r}/dtype={target.dtype.name} but "
+        f"found {fused} GroupQueryAttention and {kept} Attention nodes. The model may run slower "
+        "than expected on this EP. Check that the attention pattern matches the GQA rewrite rule."
+    )
+    return "\n  ".join([message, *refusal_lines(fusion.refusals)])

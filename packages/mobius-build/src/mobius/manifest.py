@@ -1,0 +1,209 @@
+"""`mobius.json`: what a saved package holds and how it was made, as a value and as JSON."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import PurePosixPath
+from typing import Any, Literal, cast
+
+from mobius.errors import PackageLoadError
+
+__all__ = ["MANIFEST_NAME", "Manifest", "ModelEntry", "SourceInfo", "installed_versions"]
+
+MANIFEST_NAME = "mobius.json"
+FORMAT = "mobius-package"
+FORMAT_VERSION = 1
+
+Padding = Literal["any", "right"]
+
+_DISTRIBUTIONS = (
+    "mobius-build",
+    "mobius-components",
+    "mobius-eps",
+    "mobius-hf",
+    "mobius-ir-rules",
+    "onnx-ir",
+    "onnxscript",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SourceInfo:
+    """Where a model came from.
+
+    Attributes:
+        name: Hub id or folder, as the user gave it.
+        revision: The resolved commit, or `None` for a plain folder.
+    """
+
+    name: str
+    revision: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ModelEntry:
+    """One graph of a package.
+
+    Attributes:
+        path: The `.onnx` file, relative to the package, with forward slashes.
+        data: The external data file, or `None` where the graph has none.
+        role: Role that the graph was optimised for.
+        ir_version: ONNX IR version of the file.
+        opset_imports: Version of each operator domain.
+        optimization: What each stage applied and left alone; `None` if the graph was not optimised.
+    """
+
+    path: str
+    data: str | None
+    role: str
+    ir_version: int
+    opset_imports: Mapping[str, int]
+    optimization: Mapping[str, Any] | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What `mobius.json` says. It holds no time and no machine, so equal builds are equal files.
+
+    Attributes:
+        models: Each graph by its key.
+        execution_provider: Name of the EP that the graphs were built for.
+        dtype: ONNX name of the element type of weights and activations, if known.
+        source: Where the model came from, if from a source.
+        padding: `"right"` if rows must be right-padded (a graph has GroupQueryAttention, whose
+            kernels take a row's real tokens to start at slot 0), `"any"` otherwise.
+        weights: Whether the external data was written.
+        files: Tokenizer and generation files beside the graphs.
+        versions: Version of each distribution that took part.
+    """
+
+    models: Mapping[str, ModelEntry]
+    execution_provider: str
+    dtype: str | None
+    source: SourceInfo | None
+    padding: Padding
+    weights: bool
+    files: Sequence[str] = ()
+    versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """Return the text of `mobius.json`; equal manifests give equal text."""
+        content = {
+            "format": FORMAT,
+            "format_version": FORMAT_VERSION,
+            **dataclasses.asdict(self),
+        }
+        return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+    @classmethod
+    def from_json(cls, text: str, *, where: str) -> Manifest:
+        """Read a manifest.
+
+        Args:
+            text: Content of a `mobius.json`.
+            where: Its path, for messages.
+
+        Raises:
+            PackageLoadError: naming the field that is wrong and what is needed.
+        """
+        try:
+            content = json.loads(text)
+        except json.JSONDecodeError as error:
+            raise PackageLoadError(
+                f"{where} is not JSON ({error}). The package is damaged; build it again."
+            ) from error
+        reader = _Reader(content, where)
+        if reader.get("format", str) != FORMAT:
+            raise reader.error("format", f"{content['format']!r}", f"{FORMAT!r}")
+        version = reader.get("format_version", int)
+        if version != FORMAT_VERSION:
+            raise PackageLoadError(
+                f"{where} has format_version {version}; this version of Mobius reads "
+                f"{FORMAT_VERSION}. Install the Mobius that wrote it "
+                f"({content.get('versions')}), or build the package again."
+            )
+        padding = reader.get("padding", str)
+        if padding not in ("any", "right"):
+            raise reader.error("padding", repr(padding), "'any' or 'right'")
+        source = reader.get("source", dict, optional=True)
+        models = reader.get("models", dict)
+        if not models:
+            raise reader.error("models", "no entry", "at least one graph")
+        return cls(
+            models={key: _read_entry(models[key], f"{where}: models.{key}") for key in models},
+            execution_provider=reader.get("execution_provider", str),
+            dtype=reader.get("dtype", str, optional=True),
+            source=None if source is None else _read_source(source, f"{where}: source"),
+            padding=cast(Padding, padding),
+            weights=reader.get("weights", bool),
+            files=tuple(_inside(name, f"{where}: files") for name in reader.get("files", list)),
+            versions=reader.get("versions", dict),
+        )
+
+
+def installed_versions() -> dict[str, str]:
+    """Return the version of each distribution that takes part in a build and is installed."""
+    installed = {}
+    for name in _DISTRIBUTIONS:
+        try:
+            installed[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue  # mobius-hf is optional
+    return installed
+
+
+class _Reader:
+    """Typed access to the fields of a JSON object."""
+
+    def __init__(self, content: object, where: str) -> None:
+        self._where = where
+        if not isinstance(content, dict):
+            raise PackageLoadError(f"{where} holds {type(content).__name__}, not a JSON object.")
+        self._content = content
+
+    def get(self, field: str, kind: type, *, optional: bool = False) -> Any:
+        if field not in self._content:
+            raise self.error(field, "nothing", kind.__name__)
+        value = self._content[field]
+        if optional and value is None:
+            return None
+        # bool is an int to isinstance, and JSON's 1 is not true
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.error(field, repr(value), kind.__name__)
+        return value
+
+    def error(self, field: str, found: str, needed: str) -> PackageLoadError:
+        return PackageLoadError(
+            f"{self._where}: field {field!r} is {found}, needs {needed}. The package is damaged "
+            "or not one of Mobius; build it again."
+        )
+
+
+def _read_source(content: Mapping[str, Any], where: str) -> SourceInfo:
+    reader = _Reader(content, where)
+    return SourceInfo(reader.get("name", str), reader.get("revision", str, optional=True))
+
+
+def _read_entry(content: object, where: str) -> ModelEntry:
+    reader = _Reader(content, where)
+    data = reader.get("data", str, optional=True)
+    return ModelEntry(
+        path=_inside(reader.get("path", str), where),
+        data=None if data is None else _inside(data, where),
+        role=reader.get("role", str),
+        ir_version=reader.get("ir_version", int),
+        opset_imports=reader.get("opset_imports", dict),
+        optimization=reader.get("optimization", dict, optional=True),
+    )
+
+
+def _inside(path: object, where: str) -> str:
+    """Return `path` if it is relative and stays inside the package."""
+    if isinstance(path, str) and path and "\\" not in path:
+        parts = PurePosixPath(path)
+        if not parts.is_absolute() and ".." not in parts.parts and ":" not in parts.parts[0]:
+            return path
+    raise PackageLoadError(f"{where}: {path!r} is not a path inside the package.")

@@ -1,0 +1,175 @@
+"""`optimize_model`: a model and its target in, the model rewritten in place and a report out."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections.abc import Sequence
+from typing import Protocol
+
+import onnx_ir as ir
+
+from mobius.dtypes import parse_dtype
+from mobius.expectations import missed_gqa, other_dtype
+from mobius.histogram import Histogram, changes, op_histogram
+from mobius.pipeline import plan_for
+from mobius.report import OptimizationReport, StageRecord
+from mobius.roles import parse_role
+from mobius.stage import Phase, Stage, Target
+from mobius.stage_pass import StageResult
+from mobius.trace import Trace
+from mobius_eps import EpCapabilities, get_ep
+from mobius_ir_rules.passes.invariants import check_model_invariants
+
+logger = logging.getLogger(__name__)
+
+
+class Observer(Protocol):
+    """Watches a run of stages; it is told what happened and changes nothing."""
+
+    def started(self, target: Target) -> None:
+        """Before the first phase."""
+        ...
+
+    def phase_started(
+        self, phase: Phase, target: Target, passes: Sequence[ir.passes.PassBase]
+    ) -> None:
+        """Before the first stage of a phase; also of a phase that has none for this target."""
+        ...
+
+    def stage_finished(self, record: StageRecord) -> None:
+        """After a stage."""
+        ...
+
+    def finished(self, records: Sequence[StageRecord]) -> None:
+        """After the last stage."""
+        ...
+
+
+def optimize_model(
+    model: ir.Model,
+    ep: str | EpCapabilities = "default",
+    dtype: str | ir.DataType | None = None,
+    role: str = "decoder",
+    *,
+    trace: bool = False,
+) -> OptimizationReport:
+    """Rewrite `model` in place for an execution provider.
+
+    Graph inputs and outputs keep their names, types and order. Initializers may be without data:
+    weights that are packed or transposed become lazy expressions over the originals.
+
+    Args:
+        model: The model; left half rewritten if an error is raised after validation.
+        ep: Name of a registered execution provider, or its capabilities.
+        dtype: Element type of the model's weights and activations, which decides what fuses;
+            `None` means float32. Nothing is cast.
+        role: What the model is for: `"decoder"`, `"vision"`, `"encoder"` or `"embedding"`.
+        trace: Log what each stage did on the logger `mobius._optimizations`, at level INFO.
+
+    Returns:
+        What each stage changed and which candidates it left alone, with the reason.
+
+    Raises:
+        UnknownEpError: (a `ValueError`) if no such execution provider is registered.
+        UnknownDtypeError: (a `ValueError`) if no model can be built in the dtype.
+        UnknownRoleError: (a `ValueError`) if there is no such role.
+        TypeError: if `model` is no `ir.Model`. Nothing has been touched in all these cases.
+        InvariantError: (a `ValueError`) if the result is no valid model for the target, for
+            instance because an operator is of a domain that it does not allow.
+
+    Warns:
+        UserWarning: if attention should have been fused for the target and was not.
+    """
+    if not isinstance(model, ir.Model):
+        raise TypeError(
+            f"optimize_model needs an onnx_ir.Model, not {type(model).__name__}. Load a file with "
+            "onnx_ir.load(path), convert a ModelProto with onnx_ir.from_proto(proto)."
+        )
+    capabilities = ep if isinstance(ep, EpCapabilities) else get_ep(ep)
+    target = Target(
+        capabilities,
+        ir.DataType.FLOAT if dtype is None else parse_dtype(dtype),
+        parse_role(role),
+    )
+    mismatch = other_dtype(model, target)
+    if mismatch is not None:
+        logger.warning("%s", mismatch)
+    inputs = [str(value.name) for value in model.graph.inputs]
+    outputs = [str(value.name) for value in model.graph.outputs]
+    report = run_stages(model, target, plan_for(target), [Trace()] if trace else [])
+    check_model_invariants(
+        model,
+        allowed_domains=capabilities.allowed_domains,
+        input_names=inputs,
+        output_names=outputs,
+    )
+    for warning in report.warnings:
+        warnings.warn(warning, UserWarning, stacklevel=2)
+    return report
+
+
+def run_stages(
+    model: ir.Model,
+    target: Target,
+    stages: Sequence[Stage],
+    observers: Sequence[Observer] = (),
+) -> OptimizationReport:
+    """Run `stages` on `model`, phase after phase; the only loop over stages, traced or not.
+
+    Args:
+        model: The model, rewritten in place.
+        target: What the passes are made for.
+        stages: The stages that apply to `target`, in order within their phase.
+        observers: Told of each step.
+    """
+    records: list[StageRecord] = []
+    notes: list[str] = []
+    histogram = op_histogram(model)
+    for observer in observers:
+        observer.started(target)
+    for phase in Phase:
+        phase_stages = [stage for stage in stages if stage.phase is phase]
+        passes = [stage.make(target) for stage in phase_stages]
+        for observer in observers:
+            observer.phase_started(phase, target, passes)
+        for stage, stage_pass in zip(phase_stages, passes, strict=True):
+            record, histogram = _run_stage(model, stage, stage_pass, histogram)
+            records.append(record)
+            for observer in observers:
+                observer.stage_finished(record)
+        if phase is Phase.FUSION:
+            note = missed_gqa(model, target, records)
+            notes.extend([] if note is None else [note])
+    for observer in observers:
+        observer.finished(records)
+    return OptimizationReport(
+        target.capabilities.name, target.dtype, target.role, tuple(records), tuple(notes)
+    )
+
+
+def _run_stage(
+    model: ir.Model, stage: Stage, stage_pass: ir.passes.PassBase, before: Histogram
+) -> tuple[StageRecord, Histogram]:
+    start = time.perf_counter()
+    try:
+        result = stage_pass(model)
+    except Exception as error:
+        error.add_note(f"Raised by the optimisation stage {stage.name!r}.")
+        raise
+    if result.model is not model:
+        raise TypeError(f"The pass of the stage {stage.name!r} must work in place.")
+    seconds = time.perf_counter() - start
+    after = op_histogram(model)
+    record = StageRecord(
+        phase=stage.phase,
+        name=stage.name,
+        applications=result.applications if isinstance(result, StageResult) else None,
+        deltas=changes(before, after),
+        nodes_before=before.total(),
+        nodes_after=after.total(),
+        refusals=result.refusals if isinstance(result, StageResult) else (),
+        seconds=seconds,
+    )
+    return record, after

@@ -1,0 +1,190 @@
+"""`STAGES`: the optimisation pipeline as a table; `plan`: the rows that run for a target.
+
+Row order is execution order. `when` reads capabilities, dtype and role, never a provider's name;
+`make` makes fresh passes, so that runs share nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+from onnxscript.rewriter import RewriteRule
+
+from mobius.dtypes import parse_dtype
+from mobius.op_support import runs
+from mobius.roles import Role, parse_role
+from mobius.stage import Phase, Stage, Target
+from mobius.stage_pass import RuleGroup, Steps, UniqueNames
+from mobius_eps import EpCapabilities, get_ep
+from mobius_ir_rules.functions import FUNCTIONS
+from mobius_ir_rules.functions.attach import AttachFunctions
+from mobius_ir_rules.fusion.bias_gelu import bias_gelu_rules
+from mobius_ir_rules.fusion.fused_mat_mul import fused_matmul_rules
+from mobius_ir_rules.fusion.gelu import gelu_rules
+from mobius_ir_rules.fusion.group_query_attention import group_query_attention_rules
+from mobius_ir_rules.fusion.pack_qkv import pack_qkv_rules
+from mobius_ir_rules.fusion.skip_layer_norm import skip_layer_norm_rules
+from mobius_ir_rules.fusion.skip_norm import skip_norm_rules
+from mobius_ir_rules.lowering.separate_rope import separate_rope_rules
+from mobius_ir_rules.lowering.unpack_qkv import unpack_qkv_rules
+from mobius_ir_rules.passes import (
+    ClearMetadata,
+    DeduplicateInitializers,
+    EliminateCommonSubexpressions,
+    EliminateIdentity,
+    FoldConstants,
+    FoldWeights,
+    InferShapes,
+    InlineFunctions,
+    RemoveUnused,
+)
+
+__all__ = ["GQA_FUSION", "STAGES", "Phase", "Stage", "Target", "plan", "plan_for"]
+
+GQA_FUSION = "GQAFusion"
+
+_MICROSOFT = "com.microsoft"
+
+
+def plan(
+    ep: str | EpCapabilities, dtype: str | ir.DataType, role: str = Role.DECODER
+) -> tuple[Stage, ...]:
+    """Return the stages that would run, in order, without a model.
+
+    Args:
+        ep: Name of a registered execution provider, or its capabilities.
+        dtype: Element type of weights and activations.
+        role: What the model is for.
+
+    Raises:
+        ValueError: if one of them is unknown.
+    """
+    capabilities = ep if isinstance(ep, EpCapabilities) else get_ep(ep)
+    return plan_for(Target(capabilities, parse_dtype(dtype), parse_role(role)))
+
+
+def plan_for(target: Target) -> tuple[Stage, ...]:
+    """Return the stages that run for `target`, in order."""
+    return tuple(stage for stage in STAGES if stage.when(target))
+
+
+def _always(target: Target) -> bool:
+    del target
+    return True
+
+
+def _fuses_gqa(target: Target) -> bool:
+    return target.role is Role.DECODER and target.dtype in target.capabilities.gqa_dtypes
+
+
+def _packs_qkv(target: Target) -> bool:
+    return _fuses_gqa(target) and target.dtype in target.capabilities.qkv_pack_dtypes
+
+
+def _separates_rope(target: Target) -> bool:
+    return _fuses_gqa(target) and not target.capabilities.supports_fused_rope
+
+
+def _fuses_skip(target: Target) -> bool:
+    return target.capabilities.supports_skip_layer_norm
+
+
+def _fuses_bias_gelu(target: Target) -> bool:
+    return _MICROSOFT in target.capabilities.allowed_domains
+
+
+def _fuses_matmul(target: Target) -> bool:
+    return target.capabilities.supports_fused_matmul
+
+
+def _rules(
+    factory: Callable[[], Sequence[RewriteRule]], *then: Callable[[], ir.passes.PassBase]
+) -> Callable[[Target], ir.passes.PassBase]:
+    """Return a maker of a `RuleGroup` that tidies up with `then` and drops what is unused."""
+
+    def make(target: Target) -> ir.passes.PassBase:
+        del target
+        return RuleGroup(factory(), [*(tidy() for tidy in then), RemoveUnused()])
+
+    return make
+
+
+def _cleanup(target: Target) -> ir.passes.PassBase:
+    def is_foreign(function: ir.Function) -> bool:
+        # Calls of known operators must stay until the rules have seen them.
+        known = (function.domain, function.name) in FUNCTIONS
+        return not known and not runs(target.capabilities, function.domain, function.name)
+
+    return Steps(
+        InlineFunctions(is_foreign),
+        EliminateIdentity(),
+        EliminateCommonSubexpressions(),
+        DeduplicateInitializers(),
+        FoldConstants(),
+        InferShapes(),
+        RemoveUnused(),
+        ClearMetadata(),
+        UniqueNames(),
+    )
+
+
+def _inline(target: Target) -> ir.passes.PassBase:
+    def is_lacking(function: ir.Function) -> bool:
+        return not runs(target.capabilities, function.domain, function.name)
+
+    return Steps(
+        AttachFunctions(_bodies(target, run=False)), InlineFunctions(is_lacking), RemoveUnused()
+    )
+
+
+def _fold(target: Target) -> ir.passes.PassBase:
+    return Steps(
+        FoldWeights(),
+        FoldConstants(),
+        # Whoever does not know an operator that stays can expand its body.
+        AttachFunctions(_bodies(target, run=True)),
+        EliminateIdentity(),
+        EliminateCommonSubexpressions(),
+        RemoveUnused(),
+        UniqueNames(),
+    )
+
+
+def _bodies(target: Target, *, run: bool) -> dict[tuple[str, str], Callable[[int], ir.Function]]:
+    """Return the bodies of the operators that the target runs, or of those that it lacks."""
+    return {
+        operator: body
+        for operator, body in FUNCTIONS.items()
+        if runs(target.capabilities, *operator) is run
+    }
+
+
+STAGES: tuple[Stage, ...] = (
+    Stage(Phase.CLEANUP, "Cleanup", _always, _cleanup),
+    # What a rule makes for each layer alike, such as sequence lengths, is merged within the stage,
+    # so that its numbers are those of what stays.
+    Stage(
+        Phase.FUSION,
+        GQA_FUSION,
+        _fuses_gqa,
+        _rules(group_query_attention_rules, EliminateCommonSubexpressions),
+    ),
+    # Before PackQKV: weights in the layout that they are stored in are joined without a transpose.
+    Stage(Phase.FUSION, "FusedMatMul", _fuses_matmul, _rules(fused_matmul_rules)),
+    Stage(Phase.FUSION, "PackQKV", _packs_qkv, _rules(pack_qkv_rules)),
+    Stage(Phase.FUSION, "SkipNorm", _fuses_skip, _rules(skip_norm_rules)),
+    Stage(Phase.FUSION, "SkipLayerNorm", _fuses_skip, _rules(skip_layer_norm_rules)),
+    Stage(Phase.FUSION, "GeluFusion", _always, _rules(gelu_rules)),
+    Stage(Phase.FUSION, "BiasGelu", _fuses_bias_gelu, _rules(bias_gelu_rules)),
+    Stage(Phase.INLINE, "InlinePass", _always, _inline),
+    Stage(
+        Phase.LOWERING,
+        "SeparateRoPE",
+        _separates_rope,
+        _rules(separate_rope_rules, EliminateCommonSubexpressions),
+    ),
+    Stage(Phase.LOWERING, "UnpackQKV", _separates_rope, _rules(unpack_qkv_rules)),
+    Stage(Phase.FOLD, "Fold", _always, _fold),
+)
+"""Every stage of every target, in the order in which they run."""

@@ -1,0 +1,166 @@
+"""`OptimizationReport`: what each stage did to a model, and what it left alone and why."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import json
+from collections.abc import Iterable
+from typing import Any
+
+import onnx_ir as ir
+
+from mobius.stage import Phase
+from mobius_ir_rules.match_log import Refusal
+
+
+@dataclasses.dataclass(frozen=True)
+class OpDelta:
+    """A change in the number of nodes of one operator.
+
+    Attributes:
+        op_type: The operator, with its domain unless that is ONNX's own.
+        count: Nodes more (positive) or fewer (negative), never zero.
+    """
+
+    op_type: str
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class StageRecord:
+    """What one stage did.
+
+    Nodes are those of the main graph and its subgraphs; function bodies do not count.
+
+    Attributes:
+        phase: The part of the pipeline that the stage belongs to.
+        name: Name of the stage.
+        applications: Number of rewrites; `None` for a stage that is not made of rewrite rules.
+        deltas: Net changes, additions first, large ones first.
+        nodes_before: Number of nodes before the stage.
+        nodes_after: Number of nodes after it.
+        refusals: The candidates that its rules left alone.
+        seconds: Time that the stage took, refusals included; no part of equality or of JSON, so
+            that equal builds give equal files.
+    """
+
+    phase: Phase
+    name: str
+    applications: int | None
+    deltas: tuple[OpDelta, ...]
+    nodes_before: int
+    nodes_after: int
+    refusals: tuple[Refusal, ...] = ()
+    seconds: float = dataclasses.field(default=0.0, compare=False)
+
+    @property
+    def added(self) -> int:
+        """Number of nodes that operators have more than before."""
+        return sum(delta.count for delta in self.deltas if delta.count > 0)
+
+    @property
+    def removed(self) -> int:
+        """Number of nodes that operators have fewer than before, as a positive number."""
+        return -sum(delta.count for delta in self.deltas if delta.count < 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class OptimizationReport:
+    """What `optimize_model` did.
+
+    Attributes:
+        ep: Name of the execution provider.
+        dtype: Element type that the stages were chosen for.
+        role: Role of the model.
+        stages: One record a stage, in the order in which they ran.
+        warnings: Expectations that the result does not meet.
+    """
+
+    ep: str
+    dtype: ir.DataType
+    role: str
+    stages: tuple[StageRecord, ...]
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def nodes_before(self) -> int:
+        """Number of nodes of the model as given."""
+        return self.stages[0].nodes_before if self.stages else 0
+
+    @property
+    def nodes_after(self) -> int:
+        """Number of nodes of the result."""
+        return self.stages[-1].nodes_after if self.stages else 0
+
+    @property
+    def seconds(self) -> float:
+        """Time that all stages took."""
+        return sum(stage.seconds for stage in self.stages)
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        """All candidates that were left alone, in stage order."""
+        return tuple(refusal for stage in self.stages for refusal in stage.refusals)
+
+    def stage(self, name: str) -> StageRecord | None:
+        """Return the record of a stage; `None` where the plan for this target lacks it."""
+        return next((stage for stage in self.stages if stage.name == name), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the report as plain values that JSON can hold; equal reports give equal ones."""
+        return {
+            "ep": self.ep,
+            "dtype": self.dtype.name,
+            "role": str(self.role),
+            "nodes_before": self.nodes_before,
+            "nodes_after": self.nodes_after,
+            "stages": [_stage_dict(stage) for stage in self.stages],
+            "warnings": list(self.warnings),
+        }
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return `to_dict()` as JSON text."""
+        return json.dumps(self.to_dict(), indent=indent)
+
+    def __str__(self) -> str:
+        """Return a short table: a line a stage, and the refusals grouped by reason."""
+        lines = [f"{self.ep} {self.dtype.name} {self.role}", *_HEADER]
+        for stage in self.stages:
+            applied = "-" if stage.applications is None else stage.applications
+            lines.append(
+                f"{stage.name:<15} | {applied:>7} | {stage.added:>6} | {stage.removed:>6} "
+                f"| {stage.nodes_after:>6}"
+            )
+            lines.extend(f"    {line}" for line in refusal_lines(stage.refusals))
+        lines.extend(f"Warning: {warning}" for warning in self.warnings)
+        return "\n".join(lines)
+
+
+_HEADER = (
+    "Stage           | Applied | +Nodes | -Nodes |  Nodes",
+    "----------------+---------+--------+--------+-------",
+)
+
+
+def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
+    """Return a line for each reason: how many candidates it kept, the reason, the first node."""
+    groups: dict[tuple[str, str], list[Refusal]] = collections.defaultdict(list)
+    for refusal in refusals:
+        groups[refusal.op_type, refusal.reason].append(refusal)
+    return [
+        f"refused {len(group)} {op_type}: {reason} (first: {group[0].node})"
+        for (op_type, reason), group in groups.items()
+    ]
+
+
+def _stage_dict(stage: StageRecord) -> dict[str, Any]:
+    return {
+        "phase": stage.phase.value,
+        "name": stage.name,
+        "applications": stage.applications,
+        "nodes_before": stage.nodes_before,
+        "nodes_after": stage.nodes_after,
+        "deltas": {delta.op_type: delta.count for delta in stage.deltas},
+        "refusals": [dataclasses.asdict(refusal) for refusal in stage.refusals],
+    }

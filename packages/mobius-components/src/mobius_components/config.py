@@ -1,0 +1,226 @@
+"""`ArchitectureConfig`: the numbers that decide a decoder's graph, checked once, then frozen.
+
+Field names are HuggingFace `config.json` keys wherever HuggingFace has one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+
+from mobius_components.activations import ACTIVATIONS
+from mobius_components.frozen_dict import FrozenDict
+
+FULL_ATTENTION = "full_attention"
+SLIDING_ATTENTION = "sliding_attention"
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+_ROPE_ALIASES = {"su": "longrope"}
+_FLOAT_DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+
+class ConfigError(ValueError):
+    """A field of a configuration has a value that no graph can be built from."""
+
+    def __init__(self, field: str, value: object, needed: str) -> None:
+        super().__init__(f"ArchitectureConfig.{field} is {value!r}; needed: {needed}")
+        self.field = field
+        self.value = value
+        self.needed = needed
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ArchitectureConfig:
+    """A decoder-only transformer.
+
+    Attributes:
+        vocab_size: Rows of the embedding table and of the head.
+        hidden_size: Width of the residual stream.
+        intermediate_size: Width of the feed-forward layer.
+        num_hidden_layers: Number of decoder layers.
+        num_attention_heads: Query heads.
+        num_key_value_heads: Key and value heads; `None` means as many as query heads.
+        head_dim: Width of a head; `None` means `hidden_size / num_attention_heads`.
+        max_position_embeddings: Positions that the rotary tables cover.
+        hidden_act: Activation of the feed-forward layer, a key of `activations.ACTIVATIONS`.
+        mlp_gated: Feed-forward is `down(act(gate(x)) * up(x))` rather than `down(act(up(x)))`.
+        rms_norm_eps: Epsilon of every norm.
+        norm_type: `"rms"` or `"layer"` (LayerNorm with bias).
+        rope_theta: Base of the rotary frequencies; `None` means no rotary embedding.
+        rope_scaling: HuggingFace rotary scaling parameters with a `rope_type`; `None` for none.
+        partial_rotary_factor: Part of a head that rotates.
+        rope_interleaved: Rotate pairs `(2i, 2i+1)` (GPT-J) rather than `(i, i + d/2)` (NeoX).
+        attention_bias: The query, key and value projections have a bias.
+        attention_output_bias: The output projection has a bias.
+        mlp_bias: The feed-forward projections have a bias.
+        qk_norm: An RMS norm over each query and key head before the rotary embedding (Qwen3).
+        sliding_window: Tokens that a sliding layer's query sees, itself included.
+        layer_types: `full_attention` or `sliding_attention` for each layer; `None` means that all
+            layers slide if `sliding_window` is set, and none does otherwise.
+        attn_logit_softcapping: Cap `c` of attention scores, `c * tanh(score / c)`.
+        final_logit_softcapping: The same for the logits.
+        attention_scale: Factor of the attention scores; `None` means `1 / sqrt(head_dim)`.
+        tie_word_embeddings: The head is the embedding table.
+        dtype: Element type of the checkpoint.
+        model_type: The HuggingFace `model_type`, for messages and the manifest.
+
+    Raises:
+        ConfigError: if a value is out of range or two fields contradict each other.
+    """
+
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 2048
+    hidden_act: str = "silu"
+    mlp_gated: bool = True
+    rms_norm_eps: float = 1e-6
+    norm_type: str = "rms"
+    rope_theta: float | None = 10000.0
+    rope_scaling: Mapping[str, Any] | None = None
+    partial_rotary_factor: float = 1.0
+    rope_interleaved: bool = False
+    attention_bias: bool = False
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    sliding_window: int | None = None
+    layer_types: tuple[str, ...] | None = None
+    attn_logit_softcapping: float | None = None
+    final_logit_softcapping: float | None = None
+    attention_scale: float | None = None
+    tie_word_embeddings: bool = False
+    dtype: ir.DataType = ir.DataType.FLOAT
+    model_type: str = "custom"
+
+    def __post_init__(self) -> None:
+        for field in (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "max_position_embeddings",
+        ):
+            self._check_positive_int(field)
+        self._resolve_heads()
+        self._resolve_rotary()
+        self._resolve_layers()
+        self._check_choice("hidden_act", tuple(ACTIVATIONS))
+        self._check_choice("norm_type", ("rms", "layer"))
+        self._check_choice("dtype", _FLOAT_DTYPES)
+        for field in (
+            "rms_norm_eps",
+            "attn_logit_softcapping",
+            "final_logit_softcapping",
+            "attention_scale",
+        ):
+            value = getattr(self, field)
+            if value is not None and not value > 0:
+                raise ConfigError(field, value, "a number above zero, or None where optional")
+
+    @property
+    def kv_heads(self) -> int:
+        """Number of key and value heads."""
+        assert self.num_key_value_heads is not None  # resolved in __post_init__
+        return self.num_key_value_heads
+
+    @property
+    def head_size(self) -> int:
+        """Width of a head."""
+        assert self.head_dim is not None  # resolved in __post_init__
+        return self.head_dim
+
+    @property
+    def rotary_dim(self) -> int:
+        """Width of the rotating part of a head."""
+        return int(self.head_size * self.partial_rotary_factor)
+
+    def window(self, layer: int) -> int | None:
+        """Tokens that a query of `layer` sees, itself included; `None` for no limit."""
+        assert self.layer_types is not None  # resolved in __post_init__
+        return self.sliding_window if self.layer_types[layer] == SLIDING_ATTENTION else None
+
+    def _set(self, field: str, value: object) -> None:
+        object.__setattr__(self, field, value)
+
+    def _check_positive_int(self, field: str) -> None:
+        value = getattr(self, field)
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ConfigError(field, value, "an integer of at least 1")
+
+    def _check_choice(self, field: str, choices: tuple[object, ...]) -> None:
+        value = getattr(self, field)
+        if value not in choices:
+            raise ConfigError(field, value, f"one of {', '.join(map(str, choices))}")
+
+    def _resolve_heads(self) -> None:
+        if self.num_key_value_heads is None:
+            self._set("num_key_value_heads", self.num_attention_heads)
+        self._check_positive_int("num_key_value_heads")
+        if self.num_attention_heads % self.kv_heads:
+            raise ConfigError(
+                "num_key_value_heads",
+                self.num_key_value_heads,
+                f"a divisor of num_attention_heads, which is {self.num_attention_heads}",
+            )
+        if self.head_dim is None:
+            if self.hidden_size % self.num_attention_heads:
+                raise ConfigError(
+                    "head_dim",
+                    None,
+                    f"a value, because hidden_size {self.hidden_size} is no multiple of "
+                    f"num_attention_heads {self.num_attention_heads}",
+                )
+            self._set("head_dim", self.hidden_size // self.num_attention_heads)
+        self._check_positive_int("head_dim")
+
+    def _resolve_rotary(self) -> None:
+        if self.rope_theta is None:
+            if self.rope_scaling is not None:
+                raise ConfigError("rope_scaling", self.rope_scaling, "None without rope_theta")
+            return
+        if not self.rope_theta > 0:
+            raise ConfigError("rope_theta", self.rope_theta, "a number above zero, or None")
+        if not 0 < self.partial_rotary_factor <= 1 or self.rotary_dim % 2 or not self.rotary_dim:
+            raise ConfigError(
+                "partial_rotary_factor",
+                self.partial_rotary_factor,
+                f"a factor in (0, 1] that makes an even part of head_dim {self.head_dim}",
+            )
+        if self.rope_scaling is None:
+            return
+        scaling = dict(self.rope_scaling)
+        rope_type = scaling.get("rope_type", scaling.pop("type", None))
+        scaling["rope_type"] = _ROPE_ALIASES.get(rope_type, rope_type)
+        if scaling["rope_type"] not in ROPE_TYPES:
+            raise ConfigError(
+                "rope_scaling", dict(self.rope_scaling), f"a rope_type of {', '.join(ROPE_TYPES)}"
+            )
+        self._set("rope_scaling", FrozenDict(scaling))
+
+    def _resolve_layers(self) -> None:
+        if self.sliding_window is not None:
+            self._check_positive_int("sliding_window")
+        if self.layer_types is None:
+            kind = FULL_ATTENTION if self.sliding_window is None else SLIDING_ATTENTION
+            self._set("layer_types", (kind,) * self.num_hidden_layers)
+        layer_types = tuple(self.layer_types or ())
+        self._set("layer_types", layer_types)
+        if len(layer_types) != self.num_hidden_layers:
+            raise ConfigError(
+                "layer_types", layer_types, f"{self.num_hidden_layers} entries, one for each layer"
+            )
+        for kind in layer_types:
+            if kind not in (FULL_ATTENTION, SLIDING_ATTENTION):
+                raise ConfigError(
+                    "layer_types", kind, f"{FULL_ATTENTION} or {SLIDING_ATTENTION} for each layer"
+                )
+        if SLIDING_ATTENTION in layer_types and self.sliding_window is None:
+            raise ConfigError("sliding_window", None, "a window, because layer_types has sliding")

@@ -1,0 +1,97 @@
+"""Self-attention with grouped key/value heads and a growing cache."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import OpBuilder, nn
+
+from mobius_components.config import ArchitectureConfig
+from mobius_components.layers.linear import Linear
+from mobius_components.layers.norm import RMSNorm
+from mobius_components.layers.rotary import Rotation
+
+
+@dataclasses.dataclass(frozen=True)
+class KeyValue:
+    """Keys and values of the tokens so far, `[B, kv_heads, T, head_size]` each."""
+
+    key: ir.Value
+    value: ir.Value
+
+
+class Attention(nn.Module):
+    """Grouped-query self-attention, `[B, S, hidden]` -> `[B, S, hidden]`.
+
+    Emits `ai.onnx::RotaryEmbedding` and `ai.onnx::Attention` on 3-D tensors, the mask being given.
+    Source: `transformers` `LlamaAttention`, `Qwen3Attention` (norms of queries and keys).
+    """
+
+    def __init__(self, config: ArchitectureConfig) -> None:
+        super().__init__()
+        hidden, size = config.hidden_size, config.head_size
+        heads, kv_heads = config.num_attention_heads, config.kv_heads
+        self.q_proj = Linear(hidden, heads * size, bias=config.attention_bias)
+        self.k_proj = Linear(hidden, kv_heads * size, bias=config.attention_bias)
+        self.v_proj = Linear(hidden, kv_heads * size, bias=config.attention_bias)
+        self.o_proj = Linear(heads * size, hidden, bias=config.attention_output_bias)
+        self.q_norm = RMSNorm(size, config.rms_norm_eps) if config.qk_norm else None
+        self.k_norm = RMSNorm(size, config.rms_norm_eps) if config.qk_norm else None
+        self._config = config
+
+    def forward(
+        self,
+        op: OpBuilder,
+        hidden_states: ir.Value,
+        mask: ir.Value,
+        rotation: Rotation | None,
+        past: KeyValue,
+    ) -> tuple[Any, KeyValue]:
+        """Return the attended states and the grown cache.
+
+        Args:
+            op: Builder.
+            hidden_states: `[B, S, hidden]`.
+            mask: bool `[B, 1, S, T]`, true where a query may see a key.
+            rotation: Rotary embedding of this layer, or `None` for none.
+            past: Cache before these tokens.
+        """
+        config, size = self._config, self._config.head_size
+        query = self.q_proj(op, hidden_states)
+        key = self.k_proj(op, hidden_states)
+        value = self.v_proj(op, hidden_states)
+        if self.q_norm is not None and self.k_norm is not None:
+            query = _norm_heads(op, self.q_norm, query, config.num_attention_heads, size)
+            key = _norm_heads(op, self.k_norm, key, config.kv_heads, size)
+        if rotation is not None:
+            query = rotation(op, query, config.num_attention_heads, size)
+            key = rotation(op, key, config.kv_heads, size)
+        attended, present_key, present_value = op.Attention(
+            query,
+            key,
+            value,
+            mask,
+            past.key,
+            past.value,
+            q_num_heads=config.num_attention_heads,
+            kv_num_heads=config.kv_heads,
+            **_optional(scale=config.attention_scale, softcap=config.attn_logit_softcapping),
+            _outputs=3,
+        )
+        return self.o_proj(op, attended), KeyValue(present_key, present_value)
+
+
+def _norm_heads(
+    op: OpBuilder, norm: nn.Module, x: ir.Value, heads: int, head_size: int
+) -> ir.Value:
+    """Norm each head of `x`, `[B, S, heads * head_size]`."""
+    split = op.Reshape(x, [0, 0, heads, head_size])
+    normed: ir.Value = op.Reshape(norm(op, split), [0, 0, heads * head_size])
+    return normed
+
+
+def _optional(**attributes: float | None) -> dict[str, float]:
+    """Return the attributes that have a value: an operator's default stays unwritten."""
+    return {name: value for name, value in attributes.items() if value is not None}

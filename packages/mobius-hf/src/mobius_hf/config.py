@@ -1,0 +1,227 @@
+"""`config.json` -> `ConfigFields`: values with transformers' defaults, and which of them were read.
+
+A field that nobody reads could change the numbers, so `ConfigFields.refuse_unread` turns it down,
+unless it is known to be irrelevant (`IRRELEVANT`) or has the value that transformers assumes.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+
+from mobius_hf.errors import CheckpointConfigError
+from mobius_hf.irrelevant_fields import IRRELEVANT, NEUTRAL
+
+_DTYPES = {
+    "float32": ir.DataType.FLOAT,
+    "float16": ir.DataType.FLOAT16,
+    "bfloat16": ir.DataType.BFLOAT16,
+}
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """Return the JSON object in `path`.
+
+    Raises:
+        CheckpointConfigError: if it is not a JSON object.
+    """
+    try:
+        content = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise CheckpointConfigError(f"{path} is not JSON: {error}. Download it again.") from error
+    if not isinstance(content, dict):
+        raise CheckpointConfigError(
+            f"{path} holds a JSON {type(content).__name__}; needed: an object. Download it again."
+        )
+    return content
+
+
+def checkpoint_dtype(raw: Mapping[str, Any], path: Path) -> ir.DataType:
+    """Return the element type that a config states: `dtype`, else `torch_dtype`, else float32.
+
+    Raises:
+        CheckpointConfigError: if it is not a float type that graphs are built in.
+    """
+    stated = raw.get("dtype")
+    if stated is None:
+        stated = raw.get("torch_dtype")
+    if stated is None:
+        return ir.DataType.FLOAT
+    dtype = _DTYPES.get(str(stated).removeprefix("torch."))
+    if dtype is None:
+        raise CheckpointConfigError(
+            f"{path}: dtype is {stated!r}; needed: one of {', '.join(_DTYPES)}."
+        )
+    return dtype
+
+
+def require(raw: Mapping[str, Any], names: tuple[str, ...], model_type: str, path: Path) -> None:
+    """Refuse a config that lacks one of `names`, although transformers has a default for it.
+
+    Raises:
+        CheckpointConfigError: naming the fields that are missing.
+    """
+    missing = [name for name in names if raw.get(name) is None]
+    if missing:
+        close = difflib.get_close_matches(missing[0], raw.keys() - names)
+        hint = f" Did you mean {missing[0]!r} by {close[0]!r}?" if close else ""
+        raise CheckpointConfigError(
+            f"{path} lacks {', '.join(map(repr, missing))}, which every {model_type!r} config "
+            f"has.{hint}"
+        )
+
+
+def resolve(raw: Mapping[str, Any], model_type: str, path: Path) -> dict[str, Any] | None:
+    """Return the fields as transformers sees them; `None` if it does not know `model_type`.
+
+    Raises:
+        CheckpointConfigError: if transformers refuses the values.
+    """
+    config_class = _config_class(model_type)
+    if config_class is None:
+        return None
+    # transformers changes nested dictionaries in place; and a dtype would make it import torch.
+    values = copy.deepcopy(
+        {
+            key: value
+            for key, value in raw.items()
+            if key not in ("dtype", "torch_dtype", "quantization_config")
+        }
+    )
+    try:
+        return dict(config_class.from_dict(values).to_dict())
+    except Exception as error:  # whatever a config class of transformers raises
+        raise CheckpointConfigError(
+            f"transformers refuses {path} as a {model_type!r} config: {error}"
+        ) from error
+
+
+def _config_class(model_type: str) -> Any:
+    # Here, not at the top: transformers takes seconds, and most of Mobius never needs it.
+    from transformers import CONFIG_MAPPING
+
+    try:
+        return CONFIG_MAPPING[model_type]
+    except KeyError:
+        return None
+
+
+class ConfigFields:
+    """The fields of one config; every reading method marks its field as read.
+
+    Values come from transformers where it knows the `model_type`, otherwise from the file, with
+    `defaults` for what the file leaves out.
+
+    Attributes:
+        raw: The file's own content.
+        path: The file, for messages.
+        model_type: Its `model_type`.
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        *,
+        path: Path,
+        model_type: str,
+        resolved: Mapping[str, Any] | None,
+        defaults: Mapping[str, Any],
+    ) -> None:
+        self.raw = raw
+        self.path = path
+        self.model_type = model_type
+        self._values = {**defaults, **(raw if resolved is None else resolved)}
+        self._read: set[str] = set()
+
+    def value(self, name: str) -> Any:
+        """Return the value of `name`, `None` if it has none."""
+        self._read.add(name)
+        return self._values.get(name)
+
+    def integer(self, name: str) -> int:
+        """Return the integer `name`."""
+        value = self.value(name)
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.unfit(name, value, "an integer")
+        return value
+
+    def optional_integer(self, name: str) -> int | None:
+        """Return the integer `name`, or `None`."""
+        return None if self.value(name) is None else self.integer(name)
+
+    def number(self, name: str) -> float:
+        """Return the number `name`."""
+        value = self.value(name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.unfit(name, value, "a number")
+        return float(value)
+
+    def flag(self, name: str) -> bool:
+        """Return the boolean `name`."""
+        value = self.value(name)
+        if not isinstance(value, bool):
+            raise self.unfit(name, value, "true or false")
+        return value
+
+    def text(self, name: str) -> str:
+        """Return the string `name`."""
+        value = self.value(name)
+        if not isinstance(value, str):
+            raise self.unfit(name, value, "a string")
+        return value
+
+    def unfit(self, name: str, value: object, needed: str) -> CheckpointConfigError:
+        """Return the error for a field with a value that cannot be used."""
+        return CheckpointConfigError(
+            f"{self.path}: {name} is {_short(value)}; a {self.model_type!r} config needs {needed}."
+        )
+
+    def refuse_unread(self, irrelevant: frozenset[str], fixed: Mapping[str, object]) -> None:
+        """Refuse fields of the file that no one has read and that may matter.
+
+        Args:
+            irrelevant: Further fields that do not change the numbers of this family.
+            fixed: Fields that have only one value that the family can be built for.
+
+        Raises:
+            CheckpointConfigError: naming the fields and their values.
+        """
+        fixed = {**NEUTRAL, **fixed}
+        for name, only in fixed.items():
+            if self.raw.get(name) is not None and self.raw[name] != only:
+                raise self.unfit(name, self.raw[name], f"{only!r}, the only value supported")
+        known = self._read | irrelevant | IRRELEVANT | fixed.keys()
+        unread = {
+            name: value
+            for name, value in self.raw.items()
+            if name not in known and not name.startswith("_") and value is not None
+        }
+        if unread:
+            defaults = self._class_defaults()
+            unread = {
+                name: value
+                for name, value in unread.items()
+                if name not in defaults or defaults[name] != value
+            }
+        if unread:
+            listed = ", ".join(f"{name} = {_short(value)}" for name, value in unread.items())
+            raise CheckpointConfigError(
+                f"{self.path} has fields that the {self.model_type!r} architecture does not read: "
+                f"{listed}. Building would ignore them and may give wrong numbers. Remove a field "
+                "from config.json if it does not change what the model computes."
+            )
+
+    def _class_defaults(self) -> dict[str, Any]:
+        config_class = _config_class(self.model_type)
+        return {} if config_class is None else config_class().to_dict()
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."

@@ -1,0 +1,56 @@
+"""`model_type` -> its architecture. Only the module that is asked for is imported."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import pkgutil
+from pathlib import Path
+
+from mobius_hf import architectures
+from mobius_hf.architectures.base import Architecture
+from mobius_hf.errors import UnknownModelTypeError
+
+_NOT_A_MODEL_TYPE = "base"
+
+
+def supported_model_types() -> tuple[str, ...]:
+    """Return every supported `model_type`, sorted, with `_` for `-`."""
+    names = (module.name for module in pkgutil.iter_modules(architectures.__path__))
+    return tuple(sorted(name for name in names if name != _NOT_A_MODEL_TYPE))
+
+
+def find_architecture(model_type: object, *, config: Path, has_own_code: bool) -> Architecture:
+    """Return the architecture of `model_type`.
+
+    Args:
+        model_type: As `config.json` has it; `None` if it has none.
+        config: Path of that file, for messages.
+        has_own_code: The checkpoint brings Python code of its own.
+
+    Raises:
+        UnknownModelTypeError: if there is none; it lists those that there are.
+    """
+    supported = supported_model_types()
+    module = str(model_type).replace("-", "_")
+    # Only names from our own listing are imported: this string comes from a file.
+    if isinstance(model_type, str) and module in supported:
+        found = importlib.import_module(f"{architectures.__name__}.{module}").ARCHITECTURE
+        if isinstance(found, Architecture) and found.model_type == model_type:
+            return found
+    listed = f"Supported: {', '.join(supported)}."
+    if model_type is None:
+        raise UnknownModelTypeError(
+            f"{config} has no 'model_type', which decides the architecture. {listed}"
+        )
+    close = difflib.get_close_matches(module, supported)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    own_code = (
+        " The checkpoint brings Python code of its own (auto_map), which Mobius does not run: it "
+        "builds graphs from architectures that it knows."
+        if has_own_code
+        else ""
+    )
+    raise UnknownModelTypeError(
+        f"{config}: unknown model_type {model_type!r}.{hint}{own_code} {listed}"
+    )

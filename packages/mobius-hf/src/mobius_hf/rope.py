@@ -1,0 +1,144 @@
+"""Rotary fields of a config, in any of their spellings -> theta, scaling, partial factor.
+
+transformers 4 writes `rope_theta` and `rope_scaling` (with `type` or `rope_type`), transformers 5
+writes `rope_parameters`, flat or nested per layer type.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from mobius_hf.config import ConfigFields
+
+DEFAULT_THETA = 10000.0
+_RENAMED_TYPES = {"su": "longrope"}
+# rope_type -> parameters that it needs, parameters that it may have. Source: the validation
+# functions of `transformers.modeling_rope_utils.RotaryEmbeddingConfigMixin`.
+_PARAMETERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
+    "default": (frozenset(), frozenset()),
+    "linear": (frozenset({"factor"}), frozenset()),
+    "dynamic": (frozenset({"factor"}), frozenset({"original_max_position_embeddings"})),
+    "llama3": (
+        frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+        frozenset({"original_max_position_embeddings"}),
+    ),
+    "yarn": (
+        frozenset({"factor"}),
+        frozenset(
+            {
+                "attention_factor",
+                "beta_fast",
+                "beta_slow",
+                "mscale",
+                "mscale_all_dim",
+                "original_max_position_embeddings",
+                "truncate",
+            }
+        ),
+    ),
+    "longrope": (
+        frozenset({"short_factor", "long_factor"}),
+        frozenset({"attention_factor", "factor", "original_max_position_embeddings"}),
+    ),
+}
+_NEEDS_ORIGINAL_LENGTH = frozenset({"llama3", "yarn", "longrope"})
+# `finetuned` is a note of YaRN's authors; no implementation reads it.
+_NOT_SCALING = frozenset({"rope_theta", "partial_rotary_factor", "type", "rope_type", "finetuned"})
+
+
+@dataclasses.dataclass(frozen=True)
+class Rope:
+    """The rotary embedding of every layer.
+
+    Attributes:
+        theta: Base of the frequencies.
+        scaling: HuggingFace scaling parameters with their `rope_type`; `None` for none.
+        partial_rotary_factor: Part of a head that rotates.
+    """
+
+    theta: float
+    scaling: Mapping[str, Any] | None
+    partial_rotary_factor: float
+
+
+def read_rope(fields: ConfigFields, layer_types: Collection[str]) -> Rope:
+    """Return the one rotary embedding that all layers share.
+
+    Args:
+        fields: The config.
+        layer_types: The types of layer that occur, for parameters nested per layer type.
+
+    Raises:
+        CheckpointConfigError: if layers differ, the type is unknown, or a parameter is missing or
+            not known.
+    """
+    beside = {key: fields.value(key) for key in ("rope_theta", "partial_rotary_factor")}
+    parameters, scaling = fields.value("rope_parameters"), fields.value("rope_scaling")
+    name = "rope_parameters" if parameters else "rope_scaling"
+    parameters = parameters or scaling or {}
+    if not isinstance(parameters, Mapping):
+        raise fields.unfit(name, parameters, "an object")
+    # The most specific place wins: a layer type's own, the shared parameters, then the top level.
+    shared = {key: parameters.get(key) for key in beside}
+    common = {
+        "rope_theta": DEFAULT_THETA,
+        "partial_rotary_factor": 1.0,
+        **_without_none(beside),
+        **_without_none(shared),
+    }
+    ropes = [
+        _read_one(fields, name, {**common, **_without_none(one)})
+        for one in _per_layer_type(fields, name, parameters, layer_types)
+    ]
+    if any(rope != ropes[0] for rope in ropes):
+        raise fields.unfit(name, dict(parameters), "the same rotary embedding for every layer")
+    return ropes[0]
+
+
+def _per_layer_type(
+    fields: ConfigFields, name: str, parameters: Mapping[str, Any], layer_types: Collection[str]
+) -> list[Mapping[str, Any]]:
+    nested = {
+        key: value
+        for key, value in parameters.items()
+        if isinstance(value, Mapping) or key.endswith("_attention")
+    }
+    if not nested:
+        return [parameters]
+    used = [value for key, value in nested.items() if key in layer_types] or list(nested.values())
+    if not all(isinstance(value, Mapping) for value in used):
+        raise fields.unfit(name, dict(parameters), "an object for each layer type")
+    return used
+
+
+def _without_none(parameters: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in parameters.items() if value is not None}
+
+
+def _read_one(fields: ConfigFields, name: str, parameters: dict[str, Any]) -> Rope:
+    for key in ("rope_theta", "partial_rotary_factor"):
+        if isinstance(parameters[key], bool) or not isinstance(parameters[key], int | float):
+            raise fields.unfit(key, parameters[key], "a number")
+    stated = parameters.get("rope_type", parameters.get("type", "default"))
+    rope_type = _RENAMED_TYPES.get(stated, stated)
+    if rope_type not in _PARAMETERS:
+        raise fields.unfit(name, parameters, f"a rope_type of {', '.join(_PARAMETERS)}")
+    needed, optional = _PARAMETERS[rope_type]
+    scaling = {key: value for key, value in parameters.items() if key not in _NOT_SCALING}
+    if missing := sorted(needed - scaling.keys()):
+        raise fields.unfit(name, parameters, f"{', '.join(missing)} with rope_type {rope_type!r}")
+    if unknown := sorted(scaling.keys() - needed - optional):
+        raise fields.unfit(
+            name, parameters, f"no {', '.join(unknown)}, which rope_type {rope_type!r} does not use"
+        )
+    if rope_type in _NEEDS_ORIGINAL_LENGTH:
+        scaling.setdefault(
+            "original_max_position_embeddings", fields.integer("max_position_embeddings")
+        )
+    return Rope(
+        theta=float(parameters["rope_theta"]),
+        scaling=None if rope_type == "default" else {"rope_type": rope_type, **scaling},
+        partial_rotary_factor=float(parameters["partial_rotary_factor"]),
+    )

@@ -1,0 +1,49 @@
+"""Configs of published models: each converts, and has as many parameters as transformers counts.
+
+They lie beside the checkout (`../shared/data/configs`, or the folder that the environment variable
+`MOBIUS_REAL_CONFIGS` names) and are not part of the repository.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from mobius_hf.config import read_config
+from mobius_hf.registry import find_architecture, supported_model_types
+
+_BESIDE = Path(__file__).parents[4] / "shared" / "data" / "configs"
+CONFIGS = Path(os.environ.get("MOBIUS_REAL_CONFIGS", _BESIDE))
+
+
+def _rows() -> list[tuple[str, int]]:
+    """Return file and number of parameters of each model whose family is supported."""
+    index = CONFIGS / "INDEX.md"
+    if not index.is_file():
+        return []
+    rows = [
+        [cell.strip() for cell in line.strip("| \n").split("|")]
+        for line in index.read_text().splitlines()
+        if line.startswith("|")
+    ]
+    return [(row[0], int(row[4])) for row in rows if row[1] in supported_model_types()]
+
+
+@pytest.mark.skipif(not _rows(), reason=f"no real configs in {CONFIGS}")
+def test_real_configs_are_found() -> None:
+    assert {read_config(CONFIGS / file)["model_type"] for file, _ in _rows()} == set(
+        supported_model_types()
+    )
+
+
+@pytest.mark.parametrize(("file", "parameters"), _rows())
+def test_number_of_parameters(file: str, parameters: int) -> None:
+    path = CONFIGS / file
+    raw = read_config(path)
+    architecture = find_architecture(raw["model_type"], config=path, has_own_code=False)
+    module = architecture.make_module(architecture.to_config(raw, path))
+    shapes = [parameter.shape for _, parameter in module.named_parameters()]
+    assert sum(math.prod(shape.numpy()) for shape in shapes if shape is not None) == parameters

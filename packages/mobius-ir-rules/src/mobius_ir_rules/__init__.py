@@ -1,0 +1,1 @@
+"""Rules and passes that rewrite ONNX graphs."""

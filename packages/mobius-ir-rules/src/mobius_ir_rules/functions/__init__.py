@@ -1,0 +1,48 @@
+"""Standard-ONNX bodies of custom operators: `FUNCTIONS[domain, name](opset_version)` makes one.
+
+A body makes an operator portable: a runtime that does not know the operator expands the body, and
+`InlineFunctions` expands it for one that knows no functions. ONNX Runtime ignores the body of an
+operator that it has a schema for, so each body is tested inlined, against the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import onnx_ir as ir
+
+from mobius_ir_rules.functions.bias_gelu import BIAS_GELU, bias_gelu
+from mobius_ir_rules.functions.fast_gelu import FAST_GELU, fast_gelu
+from mobius_ir_rules.functions.fused_mat_mul import FUSED_MAT_MUL, fused_mat_mul
+from mobius_ir_rules.functions.masks import (
+    CAUSAL_MASK,
+    SLIDING_WINDOW_MASK,
+    causal_mask,
+    sliding_window_mask,
+)
+from mobius_ir_rules.functions.quick_gelu import QUICK_GELU, quick_gelu
+from mobius_ir_rules.functions.rotary_embedding import ROTARY_EMBEDDING, rotary_embedding
+from mobius_ir_rules.functions.skip_layer_normalization import (
+    SKIP_LAYER_NORMALIZATION,
+    skip_layer_normalization,
+)
+from mobius_ir_rules.functions.skip_simplified_layer_normalization import (
+    SKIP_SIMPLIFIED_LAYER_NORMALIZATION,
+    skip_simplified_layer_normalization,
+)
+
+FUNCTIONS: Mapping[tuple[str, str], Callable[[int], ir.Function]] = MappingProxyType(
+    {
+        BIAS_GELU: bias_gelu,
+        CAUSAL_MASK: causal_mask,
+        FAST_GELU: fast_gelu,
+        FUSED_MAT_MUL: fused_mat_mul,
+        QUICK_GELU: quick_gelu,
+        ROTARY_EMBEDDING: rotary_embedding,
+        SKIP_LAYER_NORMALIZATION: skip_layer_normalization,
+        SKIP_SIMPLIFIED_LAYER_NORMALIZATION: skip_simplified_layer_normalization,
+        SLIDING_WINDOW_MASK: sliding_window_mask,
+    }
+)
+"""The operators that have a body here: (domain, name) -> builder(opset_version)."""

@@ -1,0 +1,166 @@
+"""`AttachFunctions`: a model with calls of custom operators -> the same model carrying bodies."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import logging
+from collections.abc import Callable, Iterator, Mapping
+
+import onnx_ir as ir
+
+from mobius_ir_rules.functions import FUNCTIONS
+from mobius_ir_rules.functions.body import OLDEST_OPSET
+from mobius_ir_rules.match_log import Refusal
+from mobius_ir_rules.passes.graphs import GraphLike, roots, unique_name, value_names
+from mobius_ir_rules.values import describe_node, node_name
+
+logger = logging.getLogger(__name__)
+
+Builder = Callable[[int], ir.Function]
+Calls = Mapping[tuple[str, str], list[ir.Node]]
+
+
+@dataclasses.dataclass
+class AttachResult(ir.passes.PassResult):
+    """Result of `AttachFunctions`.
+
+    Attributes:
+        refusals: The calls that a body does not fit; their operators got no body.
+    """
+
+    refusals: tuple[Refusal, ...] = ()
+
+
+class AttachFunctions(ir.passes.InPlacePass):
+    """Gives each operator of a table that the model calls its model-local function.
+
+    Calls are found in the graph, in subgraphs and in functions, those of attached bodies included.
+    A function that the model has already stays. A body is written for the model's opset, and each
+    graph or function that calls it imports its domain.
+
+    A function has one body for all its calls, and the body cannot ask which inputs a call gave.
+    So where one call of an operator does not fit the body (omitted or further inputs, further
+    outputs, an attribute that the body does not know), the operator gets no body: it is logged,
+    and is in the result's `refusals`.
+
+    Calls that fit are written out in full, because consumers of functions differ in what they
+    make up for: all outputs are listed, unused ones with an empty name (except the first, and the
+    last, because a trailing empty name is dropped in writing), and attributes left out get the
+    defaults of the operator.
+    """
+
+    def __init__(self, functions: Mapping[tuple[str, str], Builder] = FUNCTIONS) -> None:
+        """Create the pass; `functions` maps (domain, name) to a builder of the body."""
+        super().__init__()
+        self._functions = functions
+
+    def call(self, model: ir.Model) -> AttachResult:
+        """Attach the bodies."""
+        modified = False
+        refused: list[Refusal] = []
+        seen: set[tuple[str, str]] = set()
+        while waiting := {
+            key: nodes for key, nodes in self._calls(model).items() if key not in seen
+        }:
+            for key, nodes in waiting.items():
+                seen.add(key)
+                if (*key, "") not in model.functions:
+                    attached, misfits = self._attach(model, key, nodes)
+                    modified |= attached
+                    refused.extend(misfits)
+        for refusal in refused:
+            logger.warning("No function body for %s", refusal)
+        return AttachResult(model, modified=modified, refusals=tuple(refused))
+
+    def _calls(self, model: ir.Model) -> Calls:
+        """Return the calls of operators in the table, by operator."""
+        calls: dict[tuple[str, str], list[ir.Node]] = collections.defaultdict(list)
+        for _, node in _nodes(model):
+            if (node.domain, node.op_type) in self._functions and not node.overload:
+                calls[node.domain, node.op_type].append(node)
+        return calls
+
+    def _attach(
+        self, model: ir.Model, key: tuple[str, str], nodes: list[ir.Node]
+    ) -> tuple[bool, list[Refusal]]:
+        """Attach one body unless a call does not fit it; say what was done, what did not fit."""
+        domain, name = key
+        opset_version = model.opset_imports.get("", 0)
+        if opset_version < OLDEST_OPSET:
+            too_old = (
+                f"The model imports opset {opset_version} of ONNX; bodies are written for "
+                f"{OLDEST_OPSET} and later."
+            )
+            return False, [_refusal(node, too_old) for node in nodes]
+        function = self._functions[key](opset_version)
+        misfits = [
+            _refusal(node, reason)
+            for node in nodes
+            if (reason := _misfit(node, function)) is not None
+        ]
+        if misfits:
+            return False, misfits
+        taken = {name for root in roots(model) for name in value_names(root)}
+        for node in nodes:
+            _complete(node, function, taken)
+        for container, node in list(_nodes(model)):
+            if (node.domain, node.op_type) == key:
+                container.opset_imports.setdefault(domain, 1)
+                # Loaders look at the model's imports for what its functions call, too.
+                model.opset_imports.setdefault(domain, 1)
+        model.functions[function.identifier()] = function
+        return True, []
+
+
+def _nodes(model: ir.Model) -> Iterator[tuple[GraphLike, ir.Node]]:
+    """Yield every node with the graph or function whose imports hold for it."""
+    for container in roots(model):
+        for node in container.all_nodes():
+            yield container, node
+
+
+def _refusal(node: ir.Node, reason: str) -> Refusal:
+    return Refusal("AttachFunctions", node_name(node), f"{node.domain}::{node.op_type}", reason)
+
+
+def _misfit(node: ir.Node, function: ir.Function) -> str | None:
+    """Return why the body does not compute this call, a full sentence, or `None`."""
+    given = [value is not None for value in node.inputs]
+    while given and not given[-1]:
+        given.pop()
+    names = [str(value.name) for value in function.inputs]
+    if len(given) != len(names) or not all(given):
+        return (
+            f"{describe_node(node)} has {sum(given)} inputs; the body needs "
+            f"{len(names)} ({', '.join(names)}), none omitted."
+        )
+    if len(node.outputs) > len(function.outputs):
+        return (
+            f"{describe_node(node)} has {len(node.outputs)} outputs; the body has "
+            f"{len(function.outputs)}."
+        )
+    for attribute in node.attributes:
+        if attribute not in function.attributes:
+            return (
+                f"{describe_node(node)} has the attribute '{attribute}'; the body has only "
+                f"{sorted(function.attributes)}."
+            )
+    for attribute, declared in function.attributes.items():
+        if declared.value is None and attribute not in node.attributes:
+            return f"{describe_node(node)} lacks the attribute '{attribute}' that the body needs."
+    return None
+
+
+def _complete(node: ir.Node, function: ir.Function, taken: set[str]) -> None:
+    """List all outputs and spell out the defaults of attributes."""
+    node.resize_outputs(len(function.outputs))
+    for value in node.outputs[1:-1]:
+        if not value.uses() and not value.is_graph_output():
+            value.name = ""
+    last = node.outputs[-1]
+    if not last.name:
+        last.name = unique_name(f"{node_name(node)}_{function.outputs[-1].name}", taken)
+    for name, declared in function.attributes.items():
+        if name not in node.attributes:
+            node.attributes.add(declared)

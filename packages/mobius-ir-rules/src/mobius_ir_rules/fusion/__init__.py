@@ -1,0 +1,1 @@
+"""Rules that make fused operators of standard ones, one rule a file."""

@@ -1,0 +1,89 @@
+"""What the passes share: the scopes of a model, names in them, taking nodes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import onnx_ir as ir
+
+GraphLike = ir.Graph | ir.Function
+
+
+def roots(model: ir.Model) -> list[GraphLike]:
+    """Return the main graph and each function: what has a namespace and opset imports."""
+    return [model.graph, *model.functions.values()]
+
+
+def scopes(model: ir.Model) -> Iterator[GraphLike]:
+    """Yield the main graph, its subgraphs, then each function and its subgraphs."""
+    for root in roots(model):
+        yield root
+        yield from tuple(root.subgraphs())
+
+
+def value_names(root: GraphLike) -> set[str]:
+    """Return the names of all values of a graph or function and its subgraphs."""
+    return {value.name for value in values_of(root) if value.name}
+
+
+def values_of(root: GraphLike) -> Iterator[ir.Value]:
+    """Yield what a graph or function and its subgraphs define: inputs, initializers, outputs.
+
+    An initializer that is an input too is yielded once.
+    """
+    for graph in (root, *root.subgraphs()):
+        yield from graph.inputs
+        if isinstance(graph, ir.Graph):
+            # A copy: the caller may rename, which replaces the key.
+            for value in tuple(graph.initializers.values()):
+                if not value.is_graph_input():
+                    yield value
+    for node in root.all_nodes():
+        yield from node.outputs
+
+
+def unique_name(preferred: str, taken: set[str]) -> str:
+    """Return `preferred`, or with the first suffix `_2`, `_3`, ... not in `taken`; add it there."""
+    name, count = preferred, 1
+    while name in taken:
+        count += 1
+        name = f"{preferred}_{count}"
+    taken.add(name)
+    return name
+
+
+def graph_attributes(node: ir.Node) -> Iterator[ir.Graph]:
+    """Yield the subgraphs of a node: the branches of an If, the body of a Loop or Scan."""
+    for attribute in node.attributes.values():
+        if attribute.is_ref():
+            continue
+        if attribute.type == ir.AttributeType.GRAPH:
+            yield attribute.as_graph()
+        elif attribute.type == ir.AttributeType.GRAPHS:
+            yield from attribute.as_graphs()
+
+
+def remove_nodes(graph: GraphLike, nodes: Iterable[ir.Node]) -> None:
+    """Take unused nodes out of `graph`, and end every use that they and their subgraphs make.
+
+    `Graph.remove` alone leaves the nodes of a removed If's branches as users of outer values,
+    which then look used for ever.
+
+    Raises:
+        ValueError: If an output of a node is still used.
+    """
+    nodes = list(nodes)
+    graph.remove(nodes, safe=True)
+    for node in nodes:
+        for subgraph in graph_attributes(node):
+            for inner in subgraph.all_nodes():
+                for index in range(len(inner.inputs)):
+                    inner.replace_input_with(index, None)
+
+
+def complete_type(value: ir.Value, source: ir.Value) -> None:
+    """Give `value` the type and shape of `source` where it has none of its own."""
+    if value.type is None:
+        value.type = source.type
+    if value.shape is None and source.shape is not None:
+        value.shape = source.shape.copy()

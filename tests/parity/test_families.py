@@ -1,0 +1,81 @@
+"""Logits of every family of the slice equal transformers', on every EP whose kernels run here.
+
+Batch 2, padded, prefill and four decode steps, longer than any window; each row is compared with
+the same row run alone. Cases C001, C002, C013, C026, C063.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import mobius
+import numpy as np
+import pytest
+
+from tests.parity.decoder import Decoder, padded_logits
+from tests.parity.reference import CONFIGS, logits_alone, make_model
+
+EPS = ["default", "cpu", "onnx-standard"]
+ROWS = (14, 11)  # prompt lengths of 10 and 7, then 4 decode steps
+DECODE_STEPS = 4
+TOLERANCE = 1e-4
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    """Each family's model and saved checkpoint, made once."""
+    made = {}
+
+    def get(model_type):
+        if model_type not in made:
+            folder = tmp_path_factory.mktemp(model_type)
+            model = make_model(model_type)
+            model.save_pretrained(folder)
+            made[model_type] = (model, folder)
+        return made[model_type]
+
+    return get
+
+
+def rows(vocab_size: int) -> list:
+    random = np.random.default_rng(3)
+    return [random.integers(10, vocab_size, size=length) for length in ROWS]
+
+
+def build(folder: Path, out: Path, ep: str) -> Decoder:
+    mobius.build(folder, execution_provider=ep, dtype="f32").save(out)
+    return Decoder(out / "model.onnx")
+
+
+@pytest.mark.parametrize("ep", EPS)
+@pytest.mark.parametrize("model_type", list(CONFIGS))
+def test_right_padding(checkpoints, tmp_path, model_type, ep):
+    model, folder = checkpoints(model_type)
+    decoder = build(folder, tmp_path / "out", ep)
+    tokens = rows(model.config.vocab_size)
+    ours = padded_logits(decoder, tokens, DECODE_STEPS, "right")
+    for row, got in zip(tokens, ours, strict=True):
+        expected = logits_alone(model, row)
+        assert 1 < np.abs(expected).max() < 50
+        assert np.abs(got - expected).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("ep", ["default", "onnx-standard"])
+@pytest.mark.parametrize("model_type", list(CONFIGS))
+def test_left_padding_and_chunks(checkpoints, tmp_path, model_type, ep):
+    model, folder = checkpoints(model_type)
+    decoder = build(folder, tmp_path / "out", ep)
+    tokens = rows(model.config.vocab_size)
+    for chunks in ((), (4, 6)):
+        ours = padded_logits(decoder, tokens, DECODE_STEPS, "left", chunks)
+        for row, got in zip(tokens, ours, strict=True):
+            assert np.abs(got - logits_alone(model, row)).max() < TOLERANCE
+
+
+@pytest.mark.parametrize("model_type", list(CONFIGS))
+def test_prefill_in_chunks_on_cpu(checkpoints, tmp_path, model_type):
+    model, folder = checkpoints(model_type)
+    decoder = build(folder, tmp_path / "out", "cpu")
+    row = rows(model.config.vocab_size)[:1]
+    (ours,) = padded_logits(decoder, row, DECODE_STEPS, "right", (6, 4))
+    assert np.abs(ours - logits_alone(model, row[0])).max() < TOLERANCE
