@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -79,10 +80,7 @@ def padded_logits(
         mask[index, place] = 1
     decoder.start(len(rows))
     bounds = np.cumsum([0, *(chunks or (width,))])
-    parts = [
-        decoder.step(tokens[:, a:b], mask[:, a:b])
-        for a, b in zip(bounds[:-1], bounds[1:], strict=True)
-    ]
+    parts = [decoder.step(tokens[:, a:b], mask[:, a:b]) for a, b in itertools.pairwise(bounds)]
     prefill = np.concatenate(parts, axis=1)
     results = [[prefill[index][mask[index] == 1]] for index in range(len(rows))]
     for offset in range(decode_steps, 0, -1):

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import mobius
 import numpy as np
 import pytest
-
 from tests.parity.decoder import Decoder, padded_logits
 from tests.parity.reference import CONFIGS, logits_alone, make_model
+
+import mobius
 
 EPS = ["default", "cpu", "onnx-standard"]
 ROWS = (14, 11)  # prompt lengths of 10 and 7, then 4 decode steps

@@ -176,6 +176,16 @@ def test_report_of_cuda() -> None:
         assert stage.nodes_after - stage.nodes_before == stage.added - stage.removed
 
 
+def test_rotary_that_is_taken_out_again_reads_the_positions_of_the_graph() -> None:
+    model = decoder("f16")
+    optimize_model(model, "dml", "f16")
+    rotary = [node for node in model.graph if node.op_type == "RotaryEmbedding"]
+    assert {node.domain for node in rotary} == {"com.microsoft"}
+    positions = next(value for value in model.graph.inputs if value.name == "position_ids")
+    assert [node.inputs[1] for node in rotary] == 2 * LAYERS * [positions]
+    assert unqualified(model)["Range"] == 0
+
+
 def test_one_layer_that_does_not_fuse_is_warned_about() -> None:
     model = decoder("f16")
     broken = [node for node in model.graph if node.op_type == "Attention"][1]
@@ -231,30 +241,26 @@ def test_sliding_window_becomes_an_attribute() -> None:
     assert windows == [4] * LAYERS
 
 
-@pytest.mark.parametrize("ep", ["default", "cpu", "onnx-standard"])
 @pytest.mark.parametrize("window", [None, 3])
-def test_numbers_are_those_of_the_unoptimised_model(ep: str, window: int | None) -> None:
+@pytest.mark.parametrize(("ep", "dtype"), [cell for cell in CELLS if cell[1] != "bf16"])
+def test_numbers_are_those_of_the_unoptimised_model(
+    ep: str, dtype: str, window: int | None
+) -> None:
     # C002: rows of unequal length, padded on the right; the padding's own logits do not count.
+    # ONNX Runtime's CPU provider has no bfloat16 kernels; it computes float16 in float32 mostly.
     config = dataclasses.replace(
         CONFIG, sliding_window=window, attention_bias=True, layer_types=None
     )
     mask = np.array([[1] * 6, [1, 1, 1, 1, 0, 0]], np.int64)
-    inputs: dict[str, Any] = {
-        "input_ids": np.random.default_rng(0).integers(0, 64, (2, 6)),
-        "attention_mask": mask,
-        "position_ids": np.maximum(np.cumsum(mask, axis=1) - 1, 0),
-    }
-    for layer in range(LAYERS):
-        for part in ("key", "value"):
-            inputs[f"past_key_values.{layer}.{part}"] = np.zeros((2, 2, 0, 16), np.float32)
     weights = _random_weights(decoder("f32", config))
-    expected = _logits(_bound(decoder("f32", config), weights), inputs)
-    optimised = _bound(decoder("f32", config), weights)
-    optimize_model(optimised, ep)
-    actual = _logits(optimised, inputs)
+    expected = _logits(_bound(decoder("f32", config), weights), mask)
+    optimised = _bound(decoder(dtype, config), weights)
+    optimize_model(optimised, ep, dtype)
+    actual = _logits(optimised, mask)
     real = mask.astype(bool)
     assert np.abs(expected[real]).max() > 0.5
-    np.testing.assert_allclose(actual[real], expected[real], rtol=0, atol=1e-5)
+    tolerance = 1e-5 if dtype == "f32" else 1e-2
+    np.testing.assert_allclose(actual[real], expected[real], rtol=0, atol=tolerance)
 
 
 def test_a_provider_that_is_registered_at_run_time() -> None:
@@ -340,7 +346,7 @@ def test_the_result_does_not_depend_on_the_hash_seed() -> None:
             text=True,
             check=True,
         ).stdout
-        for seed in ("0", "1", "2")
+        for seed in ("0", "1")
     }
     assert len(digests) == 1
 
@@ -383,9 +389,9 @@ def _functions(model: ir.Model) -> list[ir.Function]:
 
 
 def _timed(model: ir.Model) -> float:
-    start = time.perf_counter()
+    start = time.process_time()
     optimize_model(model, "cuda", "f16")
-    return time.perf_counter() - start
+    return time.process_time() - start
 
 
 def _random_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
@@ -401,13 +407,26 @@ def _random_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
 
 
 def _bound(model: ir.Model, weights: dict[str, ir.TensorProtocol]) -> ir.Model:
+    """Give each weight its tensor, in the dtype that the model has."""
     for name, tensor in weights.items():
-        model.graph.initializers[name].const_value = tensor
+        value = model.graph.initializers[name]
+        assert value.dtype is not None
+        value.const_value = ir.tensor(tensor.numpy().astype(value.dtype.numpy()), name=name)
     return model
 
 
-def _logits(model: ir.Model, inputs: dict[str, Any]) -> np.ndarray:
+def _logits(model: ir.Model, mask: np.ndarray) -> np.ndarray:
+    """Run a prompt of random tokens on ONNX Runtime's CPU provider."""
     onnxruntime = pytest.importorskip("onnxruntime")
+    inputs: dict[str, Any] = {
+        "input_ids": np.random.default_rng(0).integers(0, CONFIG.vocab_size, mask.shape),
+        "attention_mask": mask,
+        "position_ids": np.maximum(np.cumsum(mask, axis=1) - 1, 0),
+    }
+    for value in model.graph.inputs:
+        if value.dtype is not None and value.dtype.is_floating_point():
+            shape = (mask.shape[0], CONFIG.kv_heads, 0, CONFIG.head_size)
+            inputs[str(value.name)] = np.zeros(shape, value.dtype.numpy())
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
     session = onnxruntime.InferenceSession(

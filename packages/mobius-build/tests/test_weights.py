@@ -14,7 +14,8 @@ import pytest
 from mobius.errors import NonFiniteTensor, NonFiniteWeightsError, WeightsError
 from mobius.finite import count_non_finite
 from mobius.package import ModelPackage
-from mobius.weights import CastTensor, bind_weights, collect_parameters
+from mobius.streaming import CastTensor
+from mobius.weights import bind_weights, collect_parameters
 from mobius_ir_rules.lazy import Concat, DerivedTensor, Leaf, Transpose
 
 MakePackage = Callable[..., ModelPackage]

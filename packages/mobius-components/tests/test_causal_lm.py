@@ -6,10 +6,11 @@ from collections import Counter
 import numpy as np
 import onnx_ir as ir
 import pytest
+from onnxscript import GraphBuilder
+
 from mobius_components import ArchitectureConfig, set_build_dtype
 from mobius_components.layers import KeyValue
 from mobius_components.models import CausalLMModel
-from onnxscript import GraphBuilder
 
 BASE = {
     "vocab_size": 97,
@@ -92,9 +93,7 @@ def test_one_mask_for_each_window():
 def test_optional_attributes_stay_unwritten():
     """Case C022."""
     plain = trace(ArchitectureConfig(**BASE))
-    capped = trace(
-        ArchitectureConfig(**BASE, attn_logit_softcapping=5.0, attention_scale=0.3)
-    )
+    capped = trace(ArchitectureConfig(**BASE, attn_logit_softcapping=5.0, attention_scale=0.3))
     for node in plain:
         if node.op_type == "Attention":
             assert not {"softcap", "scale"} & set(node.attributes)

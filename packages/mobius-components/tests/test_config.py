@@ -4,6 +4,7 @@ import dataclasses
 
 import onnx_ir as ir
 import pytest
+
 from mobius_components import ArchitectureConfig, ConfigError
 
 BASE = {

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from mobius_components.rotary_tables import RotaryParameters, cos_sin, frequencies
 
 torch = pytest.importorskip("torch", reason="torch is the reference of this test")

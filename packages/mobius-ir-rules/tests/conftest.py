@@ -58,7 +58,8 @@ class Decoder:
             name = value.name or ""
             if not name.startswith("w_"):
                 continue
-            assert value.shape is not None and value.dtype is not None
+            assert value.shape is not None
+            assert value.dtype is not None
             shape = [int(dim) for dim in value.shape]  # type: ignore[arg-type]
             array = random.standard_normal(shape) / np.sqrt(shape[0])
             if name in ("w_cos", "w_sin"):

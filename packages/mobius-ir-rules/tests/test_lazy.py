@@ -13,17 +13,19 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from mobius_ir_rules.lazy import (
+from mobius_ir_rules.expressions import (
     Cast,
     Concat,
-    DerivedTensor,
     Expression,
     Leaf,
     Reshape,
     Slice,
     Transpose,
-    UnloadedWeightError,
     can_cast,
+)
+from mobius_ir_rules.lazy import (
+    DerivedTensor,
+    UnloadedWeightError,
     expression_of,
     is_small_materialized,
     weight_values,

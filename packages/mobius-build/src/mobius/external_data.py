@@ -11,16 +11,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import sys
 from collections.abc import Callable, Iterator
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 import onnx
 import onnx_ir as ir
 
 from mobius.errors import PackageSaveError
 from mobius.finite import count_non_finite
+from mobius.streaming import visit_chunks
 from mobius_ir_rules.lazy import DerivedTensor
 
 __all__ = ["DataEntry", "DataLayout", "plan_layout", "to_external_proto", "write_data"]
@@ -34,7 +35,6 @@ EMBED_BELOW = 1024
 _PAGE = 4096
 _PAGE_ALIGNED_FROM = 1 << 20
 _ALIGNMENT = 64
-_CHUNK_BYTES = 4 << 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,15 +136,37 @@ def write_data(
     """
     for entry in layout.entries:
         file.seek(entry.offset)
-        non_finite = 0
-        for chunk in _chunks(entry):
-            if entry.is_weight:
-                non_finite += count_non_finite(chunk)
-            file.write(chunk.view(np.uint8).data)
-            on_bytes(chunk.nbytes, entry.name)
-        if non_finite:
-            on_non_finite(entry, non_finite)
+        writer = _TensorWriter(entry, file, on_bytes)
+        assert entry.tensor is not None  # without weights there is no file
+        visit_chunks(entry.tensor, writer)
+        if writer.written != entry.length:
+            raise PackageSaveError(
+                f"Tensor {entry.name!r} gave {writer.written} bytes where its shape and dtype need "
+                f"{entry.length}. The tensor or its file is broken."
+            )
+        if writer.non_finite:
+            on_non_finite(entry, writer.non_finite)
     file.flush()
+
+
+class _TensorWriter:
+    """Writes the chunks of one tensor; counts bytes, and values of weights that are not finite."""
+
+    def __init__(
+        self, entry: DataEntry, file: BinaryIO, on_bytes: Callable[[int, str], None]
+    ) -> None:
+        self._entry = entry
+        self._file = file
+        self._on_bytes = on_bytes
+        self.written = 0
+        self.non_finite = 0
+
+    def __call__(self, chunk: npt.NDArray[Any]) -> None:
+        if self._entry.is_weight:
+            self.non_finite += count_non_finite(chunk)
+        self._file.write(chunk.view(np.uint8).data)
+        self.written += chunk.nbytes
+        self._on_bytes(chunk.nbytes, self._entry.name)
 
 
 def to_external_proto(model: ir.Model, layout: DataLayout) -> onnx.ModelProto:
@@ -224,21 +246,3 @@ def _embedded(value: ir.Value) -> ir.TensorProtocol:
     return ir.Tensor(
         tensor.numpy(), dtype=tensor.dtype, name=value.name, doc_string=tensor.doc_string
     )
-
-
-def _chunks(entry: DataEntry) -> Iterator[np.ndarray]:
-    """Yield the tensor's elements, flat and contiguous, a few megabytes at a time."""
-    tensor = entry.tensor
-    assert tensor is not None  # the caller saves graphs without weights without calling this
-    if tensor.dtype.bitwidth < 8 or sys.byteorder == "big":
-        flat = np.frombuffer(tensor.tobytes(), dtype=np.uint8)  # packed, little endian
-    else:
-        flat = np.ascontiguousarray(tensor.numpy()).reshape(-1)
-    if flat.nbytes != entry.length:
-        raise PackageSaveError(
-            f"Tensor {entry.name!r} gave {flat.nbytes} bytes where its shape {tensor.shape} and "
-            f"dtype {tensor.dtype.name} need {entry.length}. The tensor or its file is broken."
-        )
-    step = max(1, _CHUNK_BYTES // max(1, flat.itemsize))
-    for start in range(0, flat.size, step):
-        yield flat[start : start + step]

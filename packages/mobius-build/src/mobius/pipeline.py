@@ -98,19 +98,35 @@ def _fuses_matmul(target: Target) -> bool:
     return target.capabilities.supports_fused_matmul
 
 
-def _rules(
-    factory: Callable[[], Sequence[RewriteRule]], *then: Callable[[], ir.passes.PassBase]
-) -> Callable[[Target], ir.passes.PassBase]:
-    """Return a maker of a `RuleGroup` that tidies up with `then` and drops what is unused."""
+def _rule_group(factory: Callable[[], Sequence[RewriteRule]]) -> Callable[[Target], RuleGroup]:
+    """Return a maker of a `RuleGroup`, whatever the target."""
 
-    def make(target: Target) -> ir.passes.PassBase:
+    def make(target: Target) -> RuleGroup:
         del target
-        return RuleGroup(factory(), [*(tidy() for tidy in then), RemoveUnused()])
+        return RuleGroup(factory(), [RemoveUnused()])
 
     return make
 
 
-def _cleanup(target: Target) -> ir.passes.PassBase:
+# What these two make for each layer alike, such as sequence lengths, is merged within the stage,
+# so that its numbers are those of what stays.
+
+
+def _make_gqa_fusion(target: Target) -> RuleGroup:
+    rules = group_query_attention_rules(
+        explicit_scale=True,  # some kernels have no default
+        # Where rotary is taken out again, it must find the positions that the graph has.
+        explicit_positions=_separates_rope(target),
+    )
+    return RuleGroup(rules, [EliminateCommonSubexpressions(), RemoveUnused()])
+
+
+def _make_separate_rope(target: Target) -> RuleGroup:
+    del target
+    return RuleGroup(separate_rope_rules(), [EliminateCommonSubexpressions(), RemoveUnused()])
+
+
+def _make_cleanup(target: Target) -> ir.passes.PassBase:
     def is_foreign(function: ir.Function) -> bool:
         # Calls of known operators must stay until the rules have seen them.
         known = (function.domain, function.name) in FUNCTIONS
@@ -129,7 +145,7 @@ def _cleanup(target: Target) -> ir.passes.PassBase:
     )
 
 
-def _inline(target: Target) -> ir.passes.PassBase:
+def _make_inline(target: Target) -> ir.passes.PassBase:
     def is_lacking(function: ir.Function) -> bool:
         return not runs(target.capabilities, function.domain, function.name)
 
@@ -138,7 +154,7 @@ def _inline(target: Target) -> ir.passes.PassBase:
     )
 
 
-def _fold(target: Target) -> ir.passes.PassBase:
+def _make_fold(target: Target) -> ir.passes.PassBase:
     return Steps(
         FoldWeights(),
         FoldConstants(),
@@ -161,30 +177,18 @@ def _bodies(target: Target, *, run: bool) -> dict[tuple[str, str], Callable[[int
 
 
 STAGES: tuple[Stage, ...] = (
-    Stage(Phase.CLEANUP, "Cleanup", _always, _cleanup),
-    # What a rule makes for each layer alike, such as sequence lengths, is merged within the stage,
-    # so that its numbers are those of what stays.
-    Stage(
-        Phase.FUSION,
-        GQA_FUSION,
-        _fuses_gqa,
-        _rules(group_query_attention_rules, EliminateCommonSubexpressions),
-    ),
+    Stage(Phase.CLEANUP, "Cleanup", _always, _make_cleanup),
+    Stage(Phase.FUSION, GQA_FUSION, _fuses_gqa, _make_gqa_fusion),
     # Before PackQKV: weights in the layout that they are stored in are joined without a transpose.
-    Stage(Phase.FUSION, "FusedMatMul", _fuses_matmul, _rules(fused_matmul_rules)),
-    Stage(Phase.FUSION, "PackQKV", _packs_qkv, _rules(pack_qkv_rules)),
-    Stage(Phase.FUSION, "SkipNorm", _fuses_skip, _rules(skip_norm_rules)),
-    Stage(Phase.FUSION, "SkipLayerNorm", _fuses_skip, _rules(skip_layer_norm_rules)),
-    Stage(Phase.FUSION, "GeluFusion", _always, _rules(gelu_rules)),
-    Stage(Phase.FUSION, "BiasGelu", _fuses_bias_gelu, _rules(bias_gelu_rules)),
-    Stage(Phase.INLINE, "InlinePass", _always, _inline),
-    Stage(
-        Phase.LOWERING,
-        "SeparateRoPE",
-        _separates_rope,
-        _rules(separate_rope_rules, EliminateCommonSubexpressions),
-    ),
-    Stage(Phase.LOWERING, "UnpackQKV", _separates_rope, _rules(unpack_qkv_rules)),
-    Stage(Phase.FOLD, "Fold", _always, _fold),
+    Stage(Phase.FUSION, "FusedMatMul", _fuses_matmul, _rule_group(fused_matmul_rules)),
+    Stage(Phase.FUSION, "PackQKV", _packs_qkv, _rule_group(pack_qkv_rules)),
+    Stage(Phase.FUSION, "SkipNorm", _fuses_skip, _rule_group(skip_norm_rules)),
+    Stage(Phase.FUSION, "SkipLayerNorm", _fuses_skip, _rule_group(skip_layer_norm_rules)),
+    Stage(Phase.FUSION, "GeluFusion", _always, _rule_group(gelu_rules)),
+    Stage(Phase.FUSION, "BiasGelu", _fuses_bias_gelu, _rule_group(bias_gelu_rules)),
+    Stage(Phase.INLINE, "InlinePass", _always, _make_inline),
+    Stage(Phase.LOWERING, "SeparateRoPE", _separates_rope, _make_separate_rope),
+    Stage(Phase.LOWERING, "UnpackQKV", _separates_rope, _rule_group(unpack_qkv_rules)),
+    Stage(Phase.FOLD, "Fold", _always, _make_fold),
 )
 """Every stage of every target, in the order in which they run."""

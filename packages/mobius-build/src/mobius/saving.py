@@ -27,7 +27,8 @@ from mobius.external_data import (
     write_data,
 )
 from mobius.manifest import MANIFEST_NAME, Manifest, ModelEntry, Padding, installed_versions
-from mobius.weights import CastTensor, collect_parameters, explain_non_finite
+from mobius.streaming import CastTensor
+from mobius.weights import collect_parameters, explain_non_finite
 from mobius_ir_rules.lazy import DerivedTensor
 
 if TYPE_CHECKING:

@@ -5,41 +5,18 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
-import ml_dtypes  # noqa: F401  (registers bfloat16 and the 8-bit floats with numpy)
-import numpy as np
 import onnx_ir as ir
 
 from mobius.errors import NonFiniteTensor, WeightsError
 from mobius.finite import count_non_finite
+from mobius.streaming import CastTensor, visit_chunks
 from mobius_ir_rules.lazy import DerivedTensor
 
-__all__ = ["CastTensor", "bind_weights", "collect_parameters", "explain_non_finite"]
+__all__ = ["bind_weights", "collect_parameters", "explain_non_finite"]
 
 Parameters = Mapping[str, Sequence[ir.Value]]
 
 _LISTED = 20
-
-
-class CastTensor(ir.LazyTensor):
-    """A tensor in another dtype, converted each time that it is read and never kept.
-
-    Values beyond the range of the new dtype become infinite; who writes the tensor checks that.
-
-    Attributes:
-        source: The tensor that is converted.
-    """
-
-    source: ir.TensorProtocol
-
-    def __init__(self, source: ir.TensorProtocol, dtype: ir.DataType) -> None:
-        self.source = source
-        shape = ir.Shape(source.shape.numpy())
-        super().__init__(self._convert, dtype=dtype, shape=shape, name=source.name)
-
-    def _convert(self) -> ir.TensorProtocol:
-        with np.errstate(over="ignore", invalid="ignore"):
-            array = self.source.numpy().astype(self.dtype.numpy())
-        return ir.Tensor(array, dtype=self.dtype, name=self.name)
 
 
 def collect_parameters(models: Iterable[ir.Model]) -> dict[str, tuple[ir.Value, ...]]:
@@ -105,14 +82,20 @@ def explain_non_finite(name: str, tensor: ir.TensorProtocol, count: int) -> list
         found = [
             report
             for leaf in tensor.leaves
-            if leaf.const_value is not None and (bad := count_non_finite(leaf.const_value.numpy()))
+            if leaf.const_value is not None and (bad := _count_non_finite(leaf.const_value))
             for report in explain_non_finite(leaf.name or "", leaf.const_value, bad)
         ]
         return found or [NonFiniteTensor(name, not_finite=0, overflowed=count)]
     if isinstance(tensor, CastTensor):
-        before = count_non_finite(tensor.source.numpy())
+        before = _count_non_finite(tensor.source)
         return [NonFiniteTensor(name, not_finite=before, overflowed=count - before)]
     return [NonFiniteTensor(name, not_finite=count, overflowed=0)]
+
+
+def _count_non_finite(tensor: ir.TensorProtocol) -> int:
+    counts: list[int] = []
+    visit_chunks(tensor, lambda chunk: counts.append(count_non_finite(chunk)))
+    return sum(counts)
 
 
 def _leaves(value: ir.Value) -> Sequence[ir.Value]:

@@ -175,9 +175,7 @@ def _longrope(parameters: RotaryParameters, *, long: bool) -> Frequencies:
             f"rope_scaling has {len(factors)} longrope factors; needed: {parameters.dim // 2}, "
             f"half of the rotary dimension {parameters.dim}"
         )
-    ratio = float(
-        parameters.scaling.get("factor") or parameters.max_position_embeddings / original
-    )
+    ratio = float(parameters.scaling.get("factor") or parameters.max_position_embeddings / original)
     attention_factor = parameters.scaling.get("attention_factor")
     if attention_factor is None:
         attention_factor = (

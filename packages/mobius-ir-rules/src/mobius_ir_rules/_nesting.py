@@ -89,7 +89,8 @@ def _branch(source: ir.Graph, outer: dict[ir.Value, ir.Value]) -> ir.Graph:
 
 def _zeros(source: ir.Graph) -> ir.Graph:
     """Return a branch with the outputs' element types; their shapes do not matter."""
-    nodes, outputs = [], []
+    nodes: list[ir.Node] = []
+    outputs: list[ir.Value] = []
     for value in source.outputs:
         zero = _constant(0.0, f"else/zero/{value.name}")
         cast = ir.Node(
@@ -101,9 +102,7 @@ def _zeros(source: ir.Graph) -> ir.Graph:
         )
         nodes += [zero, cast]
         outputs += cast.outputs
-    return ir.Graph(
-        [], outputs, nodes=nodes, opset_imports=dict(source.opset_imports), name="else"
-    )
+    return ir.Graph([], outputs, nodes=nodes, opset_imports=dict(source.opset_imports), name="else")
 
 
 def _constant(number: float | bool, name: str) -> ir.Node:

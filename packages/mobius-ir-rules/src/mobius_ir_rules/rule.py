@@ -299,7 +299,6 @@ def _removable(plan: Plan) -> list[ir.Node]:
 def _is_dead(node: ir.Node, plan: Plan, dead: Sequence[ir.Node]) -> bool:
     return node.graph is plan.root.graph and all(
         output in plan.replaced
-        or not output.is_graph_output()
-        and all(use.node in dead for use in output.uses())
+        or (not output.is_graph_output() and all(use.node in dead for use in output.uses()))
         for output in node.outputs
     )

@@ -1,7 +1,7 @@
 """`RuleConformance`: rules and small models in, an `AssertionError` out where a rule is unsound.
 
-For authors of rules, in this package or elsewhere. Needs `onnxruntime` for the numbers (the `ort`
-extra), and imports it only when they are asked for.
+For authors of rules, in this package or elsewhere. Needs `onnxruntime` for the numbers (the extra
+`testing`), and imports it only when they are asked for.
 
 ```python
 CASES = [
@@ -232,10 +232,10 @@ def run_model(model: ir.Model, inputs: Arrays) -> dict[str, npt.NDArray[Any]]:
         ImportError: When onnxruntime is not installed.
     """
     try:
-        import onnxruntime  # type: ignore[import-untyped]  # optional: the extra `ort`
+        import onnxruntime  # type: ignore[import-untyped]  # optional: the extra `testing`
     except ImportError as error:
         raise ImportError(
-            "Comparing numbers needs ONNX Runtime: pip install mobius-ir-rules[ort]"
+            "Comparing numbers needs ONNX Runtime: pip install mobius-ir-rules[testing]"
         ) from error
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL

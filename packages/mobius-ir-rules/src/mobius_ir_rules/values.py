@@ -12,7 +12,7 @@ from mobius_ir_rules.rule import refuse
 MICROSOFT = "com.microsoft"
 
 Declaration = tuple[
-    ir.DataType | None, ir.Shape | Sequence[int | str | None | ir.SymbolicDim] | None
+    ir.DataType | None, ir.Shape | Sequence[int | str | ir.SymbolicDim | None] | None
 ]
 """Element type and shape that a new value is declared with."""
 
@@ -27,6 +27,11 @@ def output_at(node: ir.Node, index: int) -> ir.Value | None:
     value = node.outputs[index] if index < len(node.outputs) else None
     # An omitted output reads as an unused value with an empty name.
     return None if value is None or value.name == "" else value
+
+
+def is_binary(node: ir.Node) -> bool:
+    """Return whether the node has two inputs, neither omitted."""
+    return len(node.inputs) == 2 and None not in node.inputs
 
 
 def is_used(value: ir.Value | None) -> bool:

@@ -38,7 +38,8 @@ def graph(
         )
         for name, constant in constants.items():
             value = model.graph.initializers[name]
-            assert value.dtype is not None and value.shape is not None
+            assert value.dtype is not None
+            assert value.shape is not None
             array = np.full(value.shape.numpy(), constant).astype(value.dtype.numpy())
             value.const_value = ir.tensor(array, dtype=value.dtype, name=name)
         common_passes.ShapeInferencePass()(model)
@@ -98,7 +99,8 @@ FUSED = [
     RuleCase(
         "two in a row",
         erf(
-            f"{ERF}  d2 = Div(y, r)  e2 = Erf(d2)  p2 = Add(e2, o)  m2 = Mul(y, h)  z = Mul(m2, p2)",
+            f"{ERF}  d2 = Div(y, r)  e2 = Erf(d2)  p2 = Add(e2, o)  m2 = Mul(y, h)  "
+            "z = Mul(m2, p2)",
             outputs=", float[B,S,16] z",
         ),
         dims=DIMS,

@@ -86,6 +86,18 @@ def test_options(decoder: Any) -> None:
     RuleConformance(lambda: group_query_attention_rules(softcap=False)).check(case)
 
 
+def test_explicit_positions(decoder: Any) -> None:
+    """The operator gets the graph's position ids too, where it rotates, and computes the same."""
+    conformance = RuleConformance(lambda: group_query_attention_rules(explicit_positions=True))
+    block = decoder()
+    conformance.check(RuleCase("positions", block.build, after={GQA: 1}, inputs=block.prompt()))
+    for settings, slots in (({}, 10), ({"rotary": 0}, 7)):
+        model = decoder(**settings).build()
+        assert conformance.apply(model) == 1
+        names = [value.name for value in _operator(model).inputs if value is not None]
+        assert (len(names), names[-1] == "position_ids") == (slots, slots == 10)
+
+
 def test_inputs_and_outputs(decoder: Any) -> None:
     """C037, C077, C102: slots, types, and the names of three layers."""
     model = _applied(decoder(layers=3))
@@ -100,7 +112,8 @@ def test_inputs_and_outputs(decoder: Any) -> None:
         ]
         assert names[7:] == ["w_cos", "w_sin"]
         lengths, total = node.inputs[5:7]
-        assert lengths is not None and total is not None
+        assert lengths is not None
+        assert total is not None
         assert (str(lengths.dtype), str(lengths.shape)) == ("INT32", "[B]")
         assert (str(total.dtype), str(total.shape)) == ("INT32", "[]")
         assert [value.name for value in node.outputs[1:]] == [

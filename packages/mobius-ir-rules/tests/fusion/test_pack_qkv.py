@@ -59,9 +59,11 @@ def test_types_are_declared(decoder: Any, dtype: str) -> None:
         assert str(node.outputs[0].dtype) == expected, node
         assert node.outputs[0].shape is not None
     packed = next(node for node in model.graph if node.op_type == "GroupQueryAttention").inputs
-    assert packed[0] is not None and packed[0].shape is not None
+    assert packed[0] is not None
+    assert packed[0].shape is not None
     assert [str(dim) for dim in packed[0].shape] == ["B", "S", "128"]
-    assert packed[1] is None and packed[2] is None
+    assert packed[1] is None
+    assert packed[2] is None
 
 
 def with_linear(block: Any, *, fused_matmul: bool) -> Callable[[], ir.Model]:

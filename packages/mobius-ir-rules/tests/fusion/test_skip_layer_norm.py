@@ -84,6 +84,12 @@ CASES = [
         after=ONE | {"Constant": 1},
     ),
     RuleCase(
+        "no bias, bfloat16",
+        graph("y = LayerNormalization(sum, gamma)", "bfloat16[B,S,16]", "bfloat16[16]"),
+        compare=False,
+        after=ONE | {"Constant": 1},
+    ),
+    RuleCase(
         "omitted bias",
         graph("y = LayerNormalization(sum, gamma, )"),
         dims=DIMS,

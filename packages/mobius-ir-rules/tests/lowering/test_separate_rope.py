@@ -232,5 +232,5 @@ def test_refused_for_an_unknown_head_size(decoder: Any) -> None:
 
 def test_unknown_domain() -> None:
     """Only two domains have the operator."""
-    with pytest.raises(ValueError, match="domain is 'x'; '' or 'com.microsoft' is needed."):
+    with pytest.raises(ValueError, match=r"domain is 'x'; '' or 'com\.microsoft' is needed\."):
         separate_rope_rules(domain="x")

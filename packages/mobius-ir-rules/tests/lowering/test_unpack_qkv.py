@@ -64,7 +64,9 @@ def test_unpacked(decoder: Any, name: str, settings: dict[str, Any], joined: boo
     CONFORMANCE.apply(model)
     node = next(node for node in model.graph if node.op_type == "GroupQueryAttention")
     query, key, value = node.inputs[:3]
-    assert query is not None and key is not None and value is not None
+    assert query is not None
+    assert key is not None
+    assert value is not None
     found = [[str(dim) for dim in tensor.shape or ()] for tensor in (query, key, value)]
     kv_width = str(block.kv_heads * 16)
     assert found == [["B", "S", "64"], ["B", "S", kv_width], ["B", "S", kv_width]]
@@ -123,7 +125,8 @@ def test_unknown_width_is_refused(decoder: Any) -> None:
         product = node.inputs[0]
         assert product is not None
         maker = product.producer()
-        assert maker is not None and maker.inputs[1] is not None
+        assert maker is not None
+        assert maker.inputs[1] is not None
         product.shape = maker.inputs[1].shape = None
         return model
 

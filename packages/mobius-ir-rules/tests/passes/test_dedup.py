@@ -8,7 +8,8 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from mobius_ir_rules.lazy import DerivedTensor, Leaf
+from mobius_ir_rules.expressions import Leaf
+from mobius_ir_rules.lazy import DerivedTensor
 from mobius_ir_rules.passes import DeduplicateInitializers
 
 

@@ -11,7 +11,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from mobius_ir_rules.lazy import DerivedTensor, Leaf
+from mobius_ir_rules.expressions import Leaf
+from mobius_ir_rules.lazy import DerivedTensor
 from mobius_ir_rules.passes import FoldConstants, RemoveUnused
 from mobius_ir_rules.testing import op_counts, run_model
 
@@ -57,7 +58,8 @@ def test_narrow_floats_are_exact_c059(apply: Any, dtype: str) -> None:
         FoldConstants(),
         f"""{HEADER} g () => ({dtype}[1] y) {{
             i = Constant<value_ints = [1]>() b = Constant<value_floats = [0.00390625]>()
-            a = Cast<to = {16 if dtype == "bfloat16" else 10}>(i) c = CastLike(b, a) d = Add(a, c) y = Add(d, c) }}""",
+            a = Cast<to = {16 if dtype == "bfloat16" else 10}>(i) c = CastLike(b, a)
+            d = Add(a, c) y = Add(d, c) }}""",
     )
     # Each sum rounds: 1 + 2^-8 is 1 in bfloat16, and 1 + 2^-8 + 2^-8 is 1 too.
     result = _result(model)

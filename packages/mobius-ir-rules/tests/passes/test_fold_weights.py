@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -110,7 +111,8 @@ def test_packed_projections_without_weights_then_with_c017_c113(
          "y = MatMul(x, c)", "MatMul"),
         ("k = Constant<value_ints = [-1, 0]>() a = Unsqueeze(w, k) b = Squeeze(a)"
          "y = MatMul(x, b)", "MatMul"),
-        ("s = Constant<value_ints = [1, -9]>() e = Constant<value_ints = [-9, 9223372036854775807]>()"
+        ("s = Constant<value_ints = [1, -9]>() "
+         "e = Constant<value_ints = [-9, 9223372036854775807]>()"
          "k = Constant<value_ints = [0, 1]>() t = Constant<value_ints = [-1, 1]>()"
          "a = Slice(w, s, e, k, t) y = MatMul(x, a)", "MatMul"),
         ("s = Constant<value_ints = [1]>() e = Constant<value_ints = [2]>()"
@@ -315,3 +317,34 @@ def test_split_weights_keep_their_order_and_dtype() -> None:
         array[:, :1].tolist(), array[:, 1:3].tolist(), array[:, 3:].tolist()
     ]  # fmt: skip
     assert {part.dtype for part in parts} == {np.dtype(ml_dtypes.bfloat16)}
+
+
+def test_saving_holds_one_weight_at_a_time_c110(tmp_path: Path) -> None:
+    """C110: no Transpose is left, and 16 weights of 2 MB are saved in the memory of a few."""
+    size = 512 * 1024 * 4
+    x = ir.val("x", ir.DataType.FLOAT, (1, 512))
+    graph = ir.Graph([x], [], nodes=[], opset_imports={"": 24}, name="g")
+    model = ir.Model(graph, ir_version=10)
+    for index in range(16):
+        weight = _declare(model, f"w{index}", ir.DataType.FLOAT, 1024, 512)
+        transposed = ir.node("Transpose", [weight], {"perm": [1, 0]})
+        product = ir.node("MatMul", [x, transposed.outputs[0]])
+        graph.extend([transposed, product])
+        product.outputs[0].name = f"y{index}"
+        product.outputs[0].dtype = ir.DataType.FLOAT
+        product.outputs[0].shape = ir.Shape([1, 1024])
+        graph.outputs.append(product.outputs[0])
+    FoldWeights()(model)
+    assert op_counts(model) == Counter(MatMul=16)
+    for index, leaf in enumerate(weight_values(model).values()):
+
+        def load(index: int = index) -> ir.TensorProtocol:
+            return ir.tensor(np.full((1024, 512), index, np.float32))
+
+        leaf.const_value = ir.LazyTensor(load, ir.DataType.FLOAT, ir.Shape([1024, 512]))
+    tracemalloc.start()
+    ir.save(model, tmp_path / "m.onnx", external_data="m.data")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert (tmp_path / "m.data").stat().st_size >= 16 * size
+    assert peak < 5 * size

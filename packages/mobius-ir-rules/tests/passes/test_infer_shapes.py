@@ -8,7 +8,8 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from mobius_ir_rules.lazy import DerivedTensor, Leaf
+from mobius_ir_rules.expressions import Leaf
+from mobius_ir_rules.lazy import DerivedTensor
 from mobius_ir_rules.passes import InferShapes, ShapeInferenceError
 
 HEADER = '<ir_version: 10, opset_import: ["": 24]>'

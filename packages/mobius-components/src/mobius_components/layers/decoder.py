@@ -22,9 +22,7 @@ class DecoderLayer(nn.Module):
 
     def __init__(self, config: ArchitectureConfig) -> None:
         super().__init__()
-        self.input_layernorm = make_norm(
-            config.norm_type, config.hidden_size, config.rms_norm_eps
-        )
+        self.input_layernorm = make_norm(config.norm_type, config.hidden_size, config.rms_norm_eps)
         self.self_attn = Attention(config)
         self.post_attention_layernorm = make_norm(
             config.norm_type, config.hidden_size, config.rms_norm_eps

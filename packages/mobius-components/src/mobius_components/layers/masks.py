@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import onnx_ir as ir
-from mobius_ir_rules.functions import masks
 from onnxscript import OpBuilder
+
+from mobius_ir_rules.functions import masks
 
 
 def decoder_mask(

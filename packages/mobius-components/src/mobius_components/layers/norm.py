@@ -40,9 +40,7 @@ class LayerNorm(nn.Module):
     def forward(self, op: OpBuilder, x: ir.Value) -> Any:
         """Return `x` normalised."""
         inputs = [x, self.weight] if self.bias is None else [x, self.weight, self.bias]
-        return op.LayerNormalization(
-            *inputs, axis=-1, epsilon=self._eps, stash_type=_STASH_FLOAT32
-        )
+        return op.LayerNormalization(*inputs, axis=-1, epsilon=self._eps, stash_type=_STASH_FLOAT32)
 
 
 def make_norm(norm_type: str, size: int, eps: float) -> nn.Module:

@@ -27,9 +27,7 @@ class DecoderModel(nn.Module):
     def __init__(self, config: ArchitectureConfig) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList(
-            [DecoderLayer(config) for _ in range(config.num_hidden_layers)]
-        )
+        self.layers = nn.ModuleList([DecoderLayer(config) for _ in range(config.num_hidden_layers)])
         self.norm = make_norm(config.norm_type, config.hidden_size, config.rms_norm_eps)
         self.rotary_emb = RotaryEmbedding(config) if config.rope_theta is not None else None
         self._config = config
@@ -71,9 +69,7 @@ class CausalLMModel(nn.Module):
         self.config = config
         self.model = DecoderModel(config)
         self.lm_head = (
-            None
-            if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size)
+            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
         )
 
     def forward(

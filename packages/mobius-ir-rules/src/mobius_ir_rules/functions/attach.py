@@ -85,7 +85,7 @@ class AttachFunctions(ir.passes.InPlacePass):
         self, model: ir.Model, key: tuple[str, str], nodes: list[ir.Node]
     ) -> tuple[bool, list[Refusal]]:
         """Attach one body unless a call does not fit it; say what was done, what did not fit."""
-        domain, name = key
+        domain = key[0]
         opset_version = model.opset_imports.get("", 0)
         if opset_version < OLDEST_OPSET:
             too_old = (

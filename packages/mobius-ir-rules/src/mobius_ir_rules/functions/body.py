@@ -14,6 +14,8 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import OpBuilder, build_function
 
+from mobius_ir_rules.passes.graphs import unique_name
+
 OLDEST_OPSET = 17
 """Oldest opset that the bodies are written for: the first one with LayerNormalization."""
 
@@ -55,9 +57,15 @@ def make_function(
     )
     for value, output in zip(function.outputs, outputs, strict=True):
         value.name = output
+    taken = {*inputs, *outputs}
     for node in function.all_nodes():
         # The builder notes its scopes, and that it could not infer untyped formal inputs.
         node.metadata_props.clear()
+        # It numbers each subgraph from the start; ONNX's data propagation wants names that no
+        # other branch has.
+        for value in node.outputs:
+            if value.name not in outputs:
+                value.name = unique_name(str(value.name), taken)
     return function
 
 

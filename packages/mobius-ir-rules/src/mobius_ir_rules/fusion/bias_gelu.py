@@ -13,6 +13,7 @@ from mobius_ir_rules.values import (
     MICROSOFT,
     describe_node,
     input_at,
+    is_binary,
     like,
     make,
     producer_of,
@@ -59,13 +60,16 @@ class BiasGelu(Rule):
     def plan(self, node: ir.Node) -> _BiasGeluPlan | None:
         """Return what to do with the GELU, `None` where no bias is added before it."""
         add = producer_of(input_at(node, 0), "", "Add")
-        if add is None or add.graph is not node.graph or input_at(node, 1) is not None:
+        if add is None or add.graph is not node.graph or not is_binary(add):
+            return None
+        if input_at(node, 1) is not None:
             return None
         vectors = [index for index, value in enumerate(add.inputs) if rank(value) == 1]
         if len(vectors) != 1:
             return None
         bias, x = add.inputs[vectors[0]], add.inputs[1 - vectors[0]]
-        assert bias is not None and x is not None
+        assert bias is not None
+        assert x is not None
         if x.dtype not in DTYPES:
             refuse(
                 f"An input of {describe_node(add)} has the type {x.dtype or 'unknown'}; FLOAT, "

@@ -17,6 +17,7 @@ from mobius_ir_rules.values import (
     float_attribute,
     input_at,
     int_attribute,
+    is_binary,
     like,
     make,
     producer_of,
@@ -82,12 +83,14 @@ class TransposeMatMul(_FusedMatMul):
 
     def plan(self, node: ir.Node) -> _FusedMatMulPlan | None:
         """Return what to do with the product, `None` where no operand is a Transpose."""
+        if not is_binary(node):
+            return None
         attributes = _attributes(node)
         operands, transposes = list(node.inputs[:2]), []
         refused: str | None = None
         for index, name in enumerate(("transA", "transB")):
             transpose = producer_of(input_at(node, index), "", "Transpose")
-            if transpose is None or transpose.graph is not node.graph:
+            if transpose is None or transpose.graph is not node.graph or not transpose.inputs:
                 continue
             if (reason := _not_of_last_two(transpose)) or attributes.get(f"transBatch{name[-1]}"):
                 refused = refused or reason
@@ -101,7 +104,8 @@ class TransposeMatMul(_FusedMatMul):
             return None
         _require_dtype(node)
         a, b = operands
-        assert a is not None and b is not None
+        assert a is not None
+        assert b is not None
         return _FusedMatMulPlan(
             root=node,
             replaced=(node.outputs[0],),
@@ -170,7 +174,8 @@ class ScaleMatMul(_FusedMatMul):
                 node,
             )
         a, b = product.inputs[:2]
-        assert a is not None and b is not None
+        assert a is not None
+        assert b is not None
         return _FusedMatMulPlan(
             root=node,
             replaced=(node.outputs[0],),
@@ -228,6 +233,7 @@ def _scaled(node: ir.Node) -> tuple[ir.Node, ir.Value] | None:
             product is not None
             and (product.domain, product.op_type) in _PRODUCTS
             and product.graph is node.graph
+            and is_binary(product)
             and constant is not None
             and scalar(constant) is not None
         ):

@@ -18,7 +18,7 @@ from mobius_ir_rules.fusion.polynomial import (
     scalar,
 )
 from mobius_ir_rules.rule import Plan, Rule, refuse
-from mobius_ir_rules.values import describe_node, like, make, rank
+from mobius_ir_rules.values import describe_node, input_at, like, make, rank
 
 OLDEST_OPSET = 20
 """First opset with Gelu."""
@@ -141,7 +141,7 @@ def _candidate(node: ir.Node) -> _Candidate | None:
     """Return the GELU-like formula that ends in `node`, `None` where there is none."""
     result = node.outputs[0]
     for function in _functions_read_by(arithmetic(result, (), depth=5)):
-        argument, value = function.inputs[0], function.outputs[0]
+        argument, value = input_at(function, 0), function.outputs[0]
         for x in _operands(argument):
             inner, outer = polynomial(argument, (x,)), polynomial(result, (x, value))
             if inner and outer and _is_gate(outer):

@@ -66,7 +66,7 @@ _DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def group_query_attention_rules(
-    *, softcap: bool = True, explicit_scale: bool = False
+    *, softcap: bool = True, explicit_scale: bool = False, explicit_positions: bool = False
 ) -> list[Rule]:
     """Return the rules that make `GroupQueryAttention` of `Attention`.
 
@@ -75,8 +75,16 @@ def group_query_attention_rules(
             the attribute), `Attention` with a softcap is refused.
         explicit_scale: Whether to write the default scale, 1/sqrt(head size), into the attribute:
             for a target that has no default (TensorRT-RTX).
+        explicit_positions: Whether an operator with rotary inside also gets the position ids that
+            it can compute itself: `SeparateRoPE` then finds them and computes none, layer by layer.
     """
-    return [GQAFusion(softcap=softcap, explicit_scale=explicit_scale)]
+    return [
+        GQAFusion(
+            softcap=softcap,
+            explicit_scale=explicit_scale,
+            explicit_positions=explicit_positions,
+        )
+    ]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,10 +114,17 @@ class GQAFusion(Rule):
     roots = (("", "Attention"),)
     emits = ((MICROSOFT, "GroupQueryAttention"),)
 
-    def __init__(self, *, softcap: bool = True, explicit_scale: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        softcap: bool = True,
+        explicit_scale: bool = False,
+        explicit_positions: bool = False,
+    ) -> None:
         """Create the rule; see `group_query_attention_rules`."""
         self._softcap = softcap
         self._explicit_scale = explicit_scale
+        self._explicit_positions = explicit_positions
         super().__init__("GQAFusion")
 
     def plan(self, node: ir.Node) -> _GQAPlan:
@@ -151,6 +166,7 @@ class GQAFusion(Rule):
     def emit(self, op: RewriterContext, plan: _GQAPlan) -> Sequence[ir.Value]:
         """Make the two lengths and the operator, always with its three outputs."""
         rotary = plan.rotary
+        positions = [plan.mask.position_ids] if rotary and self._explicit_positions else []
         return make_all(
             op,
             "GroupQueryAttention",
@@ -164,6 +180,7 @@ class GQAFusion(Rule):
                 _total_length(op, plan.mask.attention_mask),
                 rotary.cos if rotary else None,
                 rotary.sin if rotary else None,
+                *positions,
             ],
             *(like(value) for value in plan.replaced),
             domain=MICROSOFT,

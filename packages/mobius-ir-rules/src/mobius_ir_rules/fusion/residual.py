@@ -17,6 +17,7 @@ from mobius_ir_rules.values import (
     describe_node,
     describe_value,
     int_attribute,
+    is_binary,
     is_used,
 )
 
@@ -26,6 +27,8 @@ DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 def norms_of(add: ir.Node, op_type: str) -> list[ir.Node]:
     """Return the nodes `op_type` in the graph of `add` that normalise its result, in use order."""
+    if not is_binary(add):
+        return []
     return [
         use.node
         for use in add.outputs[0].uses()
@@ -79,7 +82,8 @@ def require_vector(value: ir.Value | None, what: str, add: ir.Node, norm: ir.Nod
         RefusedError: When it is not provably so.
     """
     left = add.inputs[0]
-    assert left is not None and left.shape is not None
+    assert left is not None
+    assert left.shape is not None
     hidden = left.shape[-1]
     if value is None or value.shape is None:
         refuse(

@@ -102,8 +102,9 @@ class SkipLayerNorm(Rule):
 
 def _zeros(op: RewriterContext, gamma: ir.Value) -> ir.Value:
     """Make a constant of zeros like `gamma`."""
-    assert gamma.dtype is not None and gamma.shape is not None
-    zeros = ir.tensor(np.zeros(gamma.shape.numpy(), gamma.dtype.numpy()))
+    assert gamma.dtype is not None
+    assert gamma.shape is not None
+    zeros = ir.tensor(np.zeros(gamma.shape.numpy(), gamma.dtype.numpy()), dtype=gamma.dtype)
     return make(op, "Constant", [], like(gamma), attributes={"value": zeros})
 
 

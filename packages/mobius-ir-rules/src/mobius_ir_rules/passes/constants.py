@@ -45,7 +45,7 @@ def constant_ints(value: ir.Value | None) -> list[int] | None:
 def _of_constant_node(node: ir.Node | None) -> ir.TensorProtocol | None:
     if node is None or (node.domain, node.op_type) != ("", "Constant"):
         return None
-    (attribute,) = node.attributes.values()
+    attribute = next(iter(node.attributes.values()))
     if attribute.is_ref():
         return None
     if attribute.name == "value":

@@ -50,12 +50,10 @@ class FoldConstants(ir.passes.InPlacePass):
     def _visit(self, node: ir.Node, graph: GraphLike, version: int) -> int:
         """Fold `node` if possible, else what is in its subgraphs; return the number of folds."""
         if node.domain == "":
-            if node.op_type == "If":
-                taken = constant_array(node.inputs[0])
-                branch = "else_branch" if taken is not None and not taken.all() else "then_branch"
-                if taken is not None and _can_inline(node.attributes[branch].as_graph(), graph):
-                    moved = _inline_branch(node, node.attributes[branch].as_graph(), graph)
-                    return 1 + sum(self._visit(inner, graph, version) for inner in moved)
+            branch = _branch_taken(node)
+            if branch is not None and _can_inline(branch, graph):
+                moved = _inline_branch(node, branch, graph)
+                return 1 + sum(self._visit(inner, graph, version) for inner in moved)
             tensor = self._result(node, version)
             if tensor is not None:
                 _replace_by_constant(node, tensor, graph)
@@ -127,6 +125,15 @@ def _replace_by_constant(node: ir.Node, tensor: ir.TensorProtocol, graph: GraphL
     old.replace_all_uses_with(new, replace_graph_outputs=True)
     new.name = old.name
     remove_nodes(graph, [node])
+
+
+def _branch_taken(node: ir.Node) -> ir.Graph | None:
+    """Return the branch of an If on a constant."""
+    condition = constant_array(node.inputs[0]) if node.op_type == "If" else None
+    if condition is None:
+        return None
+    attribute = node.attributes["then_branch" if condition.all() else "else_branch"]
+    return None if attribute.is_ref() else attribute.as_graph()
 
 
 def _can_inline(branch: ir.Graph, graph: GraphLike) -> bool:

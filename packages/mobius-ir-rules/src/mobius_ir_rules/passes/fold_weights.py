@@ -6,12 +6,8 @@ import math
 
 import onnx_ir as ir
 
-from mobius_ir_rules.lazy import (
-    DerivedTensor,
-    Expression,
-    expression_of,
-    is_small_materialized,
-)
+from mobius_ir_rules.expressions import Expression
+from mobius_ir_rules.lazy import DerivedTensor, expression_of, is_small_materialized
 from mobius_ir_rules.passes.graphs import remove_nodes, unique_name, value_names
 from mobius_ir_rules.passes.packed_names import packed_name
 from mobius_ir_rules.passes.weight_ops import FOLDABLE, fold_node
@@ -28,7 +24,7 @@ class FoldWeights(ir.passes.InPlacePass):
     is gathered from and transposed for the head) keeps its node, which runs at run time. Kept are
     also nodes of function bodies, which have no initializers; nodes that make an output of a
     graph; weights that are inputs of the model, which a caller may replace; and casts that are
-    not exact (`mobius_ir_rules.lazy.can_cast`).
+    not exact (`mobius_ir_rules.expressions.can_cast`).
 
     A folded weight that had one user keeps its name. A concatenation takes what the names share
     (`...q_proj.weight`, `...k_proj.weight`, `...v_proj.weight` give `...qkv_proj.weight`).

@@ -11,7 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 
 import onnx_ir as ir
 
-from mobius_ir_rules.lazy import Cast, Concat, Expression, Reshape, Slice, Transpose, can_cast
+from mobius_ir_rules.expressions import (
+    Cast,
+    Concat,
+    Expression,
+    Reshape,
+    Slice,
+    Transpose,
+    can_cast,
+)
 from mobius_ir_rules.passes.constants import constant_ints
 
 Expressions = list[Expression]
