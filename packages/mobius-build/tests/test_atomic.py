@@ -324,7 +324,7 @@ def test_a_package_is_not_saved_over_the_files_that_it_is_read_from(
 ) -> None:
     make_package().save(tmp_path / "out")
     before = tree(tmp_path)
-    with pytest.raises(PackageSaveError, match="which this package is read from"):
+    with pytest.raises(PackageSaveError, match="holds what this package is read from"):
         ModelPackage.load(tmp_path / "out").save(tmp_path / "out", overwrite=True)
     assert tree(tmp_path) == before
 
@@ -339,7 +339,7 @@ def test_a_package_is_not_saved_into_the_checkpoint(
     package = make_package().with_source(name=str(checkpoint), revision=None)
     before = tree(tmp_path)
     for target in (checkpoint, tmp_path):
-        with pytest.raises(PackageSaveError, match="which this package is read from"):
+        with pytest.raises(PackageSaveError, match="holds what this package is read from"):
             package.save(target, overwrite=True)
     assert tree(tmp_path) == before
     package.save(checkpoint / "onnx")

@@ -178,9 +178,58 @@ def test_arguments_are_validated_before_anything_is_touched(
     assert ir.to_proto(model) == before
 
 
+def test_nodes_in_any_order() -> None:
+    # C098: a branch reads a value that the enclosing graph makes further down.
+    model = ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["" : 24]>
+        unsorted (bool c, float[B, S, 8] x, float[B, S, 8] r, float[8] w) => (float[B, S, 8] z) {
+            y = If (c) <
+                then_branch = yes () => (float[B, S, 8] t) { t = Neg (n) },
+                else_branch = no () => (float[B, S, 8] e) { e = Abs (total) }
+            >
+            n = RMSNormalization <axis = -1> (total, w)
+            total = Add (x, r)
+            z = Add (y, total)
+        }
+    """)
+    report = optimize_model(model)
+    assert [node.op_type for node in model.graph] == [
+        "SkipSimplifiedLayerNormalization",
+        "If",
+        "Add",
+    ]
+    assert report.refusals == ()
+
+
+def test_a_function_of_another_domain_that_stays_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    text = """
+        <ir_version: 10, opset_import: ["" : 24, "their.layers" : 1]>
+        theirs (float[N] x) => (float[N] y) { y = their.layers.Twice (x) }
+        <domain: "their.layers", opset_import: ["" : 24]>
+        Twice (x) => (y) { y = Add (x, x) }
+    """
+    optimize_model(ir.from_onnx_text(text))
+    monkeypatch.setattr("mobius.optimizer.plan_for", lambda target: ())
+    with pytest.raises(ValueError, match=r"\['their.layers::Twice'\] stayed, and 'default' allows"):
+        optimize_model(ir.from_onnx_text(text))
+
+
+def test_an_error_names_its_stage() -> None:
+    class Fails(ir.passes.InPlacePass):
+        def call(self, model: ir.Model) -> ir.passes.PassResult:
+            raise ArithmeticError("no")
+
+    stages = [Stage(Phase.LOWERING, "Failing", lambda _: True, lambda _: Fails())]
+    with pytest.raises(ArithmeticError, match="no") as caught:
+        run_stages(_identities(), TARGET, stages)
+    assert caught.value.__notes__ == ["Raised by the optimisation stage 'Failing'."]
+
+
 def test_a_model_proto_is_refused() -> None:
     with pytest.raises(TypeError, match=r"needs an onnx_ir.Model, not ModelProto. .*from_proto"):
-        optimize_model(ir.to_proto(_identities()))  # type: ignore[arg-type]
+        optimize_model(ir.to_proto(_identities()))
 
 
 def test_the_call_of_the_specification() -> None:

@@ -68,7 +68,8 @@ def fingerprint(model: ir.Model) -> str:
     """Return all that a file would hold of a model, but the data of weights."""
     lines = [str(dict(model.opset_imports)), *map(_describe, _interface(model))]
     lines += [f"weight {_describe(value)}" for value in model.graph.initializers.values()]
-    for root in (model.graph, *model.functions.values()):
+    roots: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for root in roots:
         lines.append(f"graph {root.name} {dict(root.opset_imports)}")
         for node in root.all_nodes():
             inputs = [value and value.name for value in node.inputs]
@@ -209,6 +210,7 @@ def test_attention_without_a_cache_stays_quietly_beside_fused_layers() -> None:
     crossed = ir.node(
         "Attention", [query, query, query], attributes={"q_num_heads": 4, "kv_num_heads": 4}
     )
+    assert query is not None
     crossed.outputs[0].name = "crossed"
     crossed.outputs[0].type, crossed.outputs[0].shape = query.type, query.shape
     model.graph.append(crossed)
@@ -399,7 +401,7 @@ def _random_weights(model: ir.Model) -> dict[str, ir.TensorProtocol]:
     weights: dict[str, ir.TensorProtocol] = {}
     for name, value in model.graph.initializers.items():
         if value.const_value is None and value.shape is not None:
-            shape = tuple(int(dim) for dim in value.shape)
+            shape = tuple(int(dim) for dim in value.shape if isinstance(dim, int))
             spread = 0.5 if len(shape) == 1 else 1 / np.sqrt(shape[-1])
             array = random.normal(0.5 if len(shape) == 1 else 0.0, spread, shape)
             weights[name] = ir.tensor(array.astype(np.float32), name=name)

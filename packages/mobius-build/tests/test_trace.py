@@ -79,16 +79,17 @@ def test_sample_of_the_specification(caplog: pytest.LogCaptureFixture) -> None:
     inline = _record(Phase.INLINE, "InlinePass")
     fold = _record(Phase.FOLD, "Fold", nodes_before=374, nodes_after=371)
 
+    phases: list[tuple[Phase, list[ir.passes.PassBase], list[StageRecord]]] = [
+        (Phase.CLEANUP, [nine], [cleanup]),
+        (Phase.FUSION, [one] * 5, fusion),
+        (Phase.INLINE, [one], [inline]),
+        (Phase.LOWERING, [], []),
+        (Phase.FOLD, [one], [fold]),
+    ]
     trace = Trace()
     with caplog.at_level(logging.INFO, logger="mobius._optimizations"):
         trace.started(CUDA)
-        for phase, passes, records in [
-            (Phase.CLEANUP, [nine], [cleanup]),
-            (Phase.FUSION, [one] * 5, fusion),
-            (Phase.INLINE, [one], [inline]),
-            (Phase.LOWERING, [], []),
-            (Phase.FOLD, [one], [fold]),
-        ]:
+        for phase, passes, records in phases:
             trace.phase_started(phase, CUDA, passes)
             for record in records:
                 trace.stage_finished(record)

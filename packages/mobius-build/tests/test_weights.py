@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from mobius.errors import NonFiniteTensor, NonFiniteWeightsError, WeightsError
 from mobius.finite import count_non_finite
 from mobius.package import ModelPackage
-from mobius.streaming import CastTensor
+from mobius.streaming import WeightTensor, visit_chunks
 from mobius.weights import bind_weights, collect_parameters
 from mobius_ir_rules.lazy import Concat, DerivedTensor, Leaf, Transpose
 
@@ -84,12 +85,62 @@ def test_long_lists_are_cut(make_package: MakePackage) -> None:
 @pytest.mark.parametrize("target", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
 def test_a_cast_rounds_to_nearest_and_is_not_kept(target: ir.DataType) -> None:
     source = np.random.default_rng(0).standard_normal(1000, dtype=np.float32)
-    cast = CastTensor(ir.tensor(source), target)
+    cast = WeightTensor(ir.tensor(source), target)
     first, second = cast.numpy(), cast.numpy()
     assert cast.dtype is target
     assert first is not second
     np.testing.assert_array_equal(first, source.astype(target.numpy()))
     assert cast.tobytes() == source.astype(target.numpy()).tobytes()
+
+
+def on_disk(path: Path, array: np.ndarray, dtype: ir.DataType) -> ir.ExternalTensor:
+    """Write `array` to a file and return it as a tensor in that file."""
+    path.write_bytes(array.tobytes())
+    shape = ir.Shape(array.shape)
+    return ir.ExternalTensor(
+        path.name, 0, array.nbytes, dtype, shape=shape, name="w", base_dir=path.parent
+    )
+
+
+@pytest.mark.parametrize("target", [ir.DataType.FLOAT, ir.DataType.FLOAT16])
+def test_a_tensor_in_a_file_is_read_and_not_mapped(tmp_path: Path, target: ir.DataType) -> None:
+    # Mapped pages count as memory of the process, and a file that shrinks would crash it.
+    array = np.random.default_rng(0).standard_normal((1500, 1001), dtype=np.float32)
+    source = on_disk(tmp_path / "data", array, ir.DataType.FLOAT)
+    value = ir.Value(name="w", shape=ir.Shape(array.shape), type=ir.TensorType(target))
+    bind_weights({"w": (value,)}, {"w": source})
+    assert value.const_value is not None
+    np.testing.assert_array_equal(value.const_value.numpy(), array.astype(target.numpy()))
+    chunks: list[np.ndarray] = []
+    visit_chunks(value.const_value, lambda chunk: chunks.append(chunk.copy()))
+    assert len(chunks) > 1
+    np.testing.assert_array_equal(np.concatenate(chunks), array.astype(target.numpy()).ravel())
+    assert source.raw is None
+
+
+def test_a_file_that_has_been_cut_off_is_an_error(tmp_path: Path) -> None:
+    source = on_disk(tmp_path / "data", np.ones(1000, np.float32), ir.DataType.FLOAT)
+    os.truncate(tmp_path / "data", 100)
+    with pytest.raises(OSError, match="shorter than expected"):
+        WeightTensor(source, ir.DataType.FLOAT).numpy()
+
+
+class Dribble(ir.ExternalTensor):
+    """A tensor whose bytes come in pieces that do not end where elements do."""
+
+    def tofile(self, file: Any) -> None:
+        data = Path(self.path).read_bytes()
+        for start in range(0, len(data), 7):
+            file.write(data[start : start + 7])
+
+
+def test_pieces_need_not_end_where_elements_do(tmp_path: Path) -> None:
+    array = np.arange(100, dtype=np.float32)
+    (tmp_path / "data").write_bytes(array.tobytes())
+    source = Dribble(
+        "data", 0, 400, ir.DataType.FLOAT, shape=ir.Shape([100]), name="w", base_dir=tmp_path
+    )
+    np.testing.assert_array_equal(WeightTensor(source, ir.DataType.FLOAT).numpy(), array)
 
 
 def test_a_tensor_of_the_right_dtype_is_bound_as_it_is(make_package: MakePackage) -> None:
@@ -113,7 +164,7 @@ def test_parameters_that_share_a_tensor_share_its_cast(model_of: ModelOf) -> Non
     shared = ir.tensor(np.ones((8, 8), np.float32))
     bind_weights(collect_parameters([model]), {"a": shared, "b": shared})
     initializers = model.graph.initializers
-    assert isinstance(initializers["a"].const_value, CastTensor)
+    assert isinstance(initializers["a"].const_value, WeightTensor)
     assert initializers["a"].const_value is initializers["b"].const_value
 
 

@@ -35,6 +35,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         "supports_fused_rope": False,
         "supports_fused_moe": False,
         "dtypes": {F32, F16},
+        "max_opset": 21,
     },
     "webgpu": {
         "gqa_dtypes": {F32, F16},
@@ -81,6 +82,49 @@ def test_values(caps: EpCapabilities) -> None:
     differing = {
         field.name: getattr(caps, field.name)
         for field in dataclasses.fields(caps)
-        if getattr(caps, field.name) != getattr(plain, field.name)
+        if field.name != "lacks" and getattr(caps, field.name) != getattr(plain, field.name)
     }
     assert differing == EXPECTED[caps.name]
+
+
+CPU_LACKS = "BiasGelu FastGelu FusedMatMul Gelu MoE QuickGelu"
+# Operators of com.microsoft are marked by "ms:", attributes come after a dot.
+LACKS: dict[str, tuple[tuple[str, set[ir.DataType]], ...]] = {
+    "default": tuple((f"ms:{name}", {F16, BF16}) for name in CPU_LACKS.split()),
+    "cpu": tuple((f"ms:{name}", {F16, BF16}) for name in CPU_LACKS.split()),
+    "cuda": (("ms:PackedMultiHeadAttention", {BF16}), ("ms:QMoE", {F32})),
+    "dml": tuple(
+        (name, set())
+        for name in (
+            "Attention Gelu RMSNormalization RotaryEmbedding Swish TensorScatter "
+            "ms:CausalConvWithState ms:LinearAttention"
+        ).split()
+    ),
+    "webgpu": tuple(
+        (name, set())
+        for name in "Attention Or Swish TensorScatter ms:GroupQueryAttention.softcap".split()
+    ),
+    "mlx": (("ms:FastGelu", set()), ("ms:QuickGelu", set())),
+    "trt-rtx": (
+        ("Attention.present_key", set()),
+        ("ms:BiasGelu", set()),
+        ("ms:FastGelu", set()),
+        ("ms:QuickGelu", set()),
+    ),
+    "onnx-standard": (),
+}
+
+
+@pytest.mark.parametrize("caps", BUILTIN_EPS, ids=lambda caps: caps.name)
+def test_lacks(caps: EpCapabilities) -> None:
+    found = tuple(
+        (
+            "ms:" * (lack.domain == "com.microsoft")
+            + lack.op_type
+            + f".{lack.attribute}" * (lack.attribute is not None),
+            set(lack.dtypes),
+        )
+        for lack in caps.lacks
+    )
+    assert found == LACKS[caps.name]
+    assert all(lack.reason for lack in caps.lacks)

@@ -36,6 +36,8 @@ def test_defaults_are_portable_onnx() -> None:
         "enable_graph_capture": False,
         "dtypes": frozenset({F32, F16, BF16}),
         "allowed_domains": frozenset({"", "com.microsoft"}),
+        "max_opset": 24,
+        "lacks": (),
     }
 
 

@@ -11,9 +11,18 @@ import pytest
 from onnxscript.rewriter import RewriteRuleSet, rewrite
 
 from mobius_ir_rules.match_log import Refusal, refusals
-from mobius_ir_rules.rule import Plan, Rule, refuse
+from mobius_ir_rules.rule import Plan, RefusedError, Rule, refuse
 from mobius_ir_rules.testing import RuleCase, RuleConformance, op_counts
-from mobius_ir_rules.values import describe_node, input_at, like, make, output_at, producer_of
+from mobius_ir_rules.values import (
+    available_at,
+    describe_node,
+    float_attribute,
+    input_at,
+    like,
+    make,
+    output_at,
+    producer_of,
+)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -207,6 +216,27 @@ def test_omitted_inputs_and_outputs_read_as_none() -> None:
     assert made == [False, True, False, True, True]
 
 
+def test_attributes_that_the_caller_of_a_function_decides_are_no_proof() -> None:
+    node = ir.Node("", "Attention", [], [ir.RefAttr("scale", "outer", ir.AttributeType.FLOAT)])
+    with pytest.raises(RefusedError) as caught:
+        float_attribute(node, "scale", 1.0)
+    assert caught.value.reason == (
+        "The attribute 'scale' of Attention (node '') refers to an attribute of the enclosing "
+        "function; a value that is known here is needed."
+    )
+    assert float_attribute(node, "softcap", 1.5) == 1.5
+
+
+def test_a_value_is_available_where_it_is_made_before() -> None:
+    graph = model("a = Neg(x)\nb = Abs(a)\ny = Exp(b)").graph
+    neg, absolute, _ = graph
+    assert available_at(graph.inputs[0], absolute)
+    assert available_at(neg.outputs[0], absolute)
+    assert available_at(None, absolute)
+    assert not available_at(absolute.outputs[0], absolute)
+    assert not available_at(absolute.outputs[0], neg)
+
+
 BROKEN: dict[str, tuple[Callable[[], ir.Model], dict[str, Any], str]] = {
     "applications": (
         lambda: model("a = Neg(x)\ny = Neg(a)"),
@@ -243,10 +273,15 @@ class WrongNumbers(DoubleNeg):
 
 
 class NeverDone(DoubleNeg):
-    """Makes what it looks for."""
+    """Makes what it looks for, hidden by a dead reader until that is dropped."""
+
+    def plan(self, node: ir.Node) -> _DoublePlan | None:
+        plan = super().plan(node)
+        return plan if plan is not None and len(plan.absorbed[0].outputs[0].uses()) == 1 else None
 
     def emit(self, op: Any, plan: _DoublePlan) -> Sequence[ir.Value]:
         inner = make(op, "Neg", [plan.x], like(plan.x))
+        make(op, "Abs", [inner], like(plan.x))
         return [make(op, "Neg", [inner], like(plan.replaced[0]))]
 
 

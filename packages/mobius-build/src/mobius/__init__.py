@@ -9,6 +9,11 @@ from typing import TYPE_CHECKING, Any
 from mobius.__about__ import __version__
 
 if TYPE_CHECKING:
+    from mobius import components, models, tasks
+    from mobius.api import build, build_from_module
+    from mobius.optimizer import optimize_model
+    from mobius.package import ModelPackage
+    from mobius.report import OptimizationReport
     from mobius_components import ArchitectureConfig
     from mobius_eps import (
         EpCapabilities,
@@ -22,12 +27,6 @@ if TYPE_CHECKING:
         get_ep,
         register_ep,
     )
-
-    from mobius import components, models, tasks
-    from mobius.api import build, build_from_module
-    from mobius.optimizer import optimize_model
-    from mobius.package import ModelPackage
-    from mobius.report import OptimizationReport
 
 __all__ = [
     "ArchitectureConfig",

@@ -20,7 +20,7 @@ from mobius.stage import Phase, Stage, Target
 from mobius.stage_pass import StageResult
 from mobius.trace import Trace
 from mobius_eps import EpCapabilities, get_ep
-from mobius_ir_rules.passes.invariants import check_model_invariants
+from mobius_ir_rules.passes import InvariantError, check_model_invariants
 
 logger = logging.getLogger(__name__)
 
@@ -105,9 +105,24 @@ def optimize_model(
         input_names=inputs,
         output_names=outputs,
     )
+    _check_functions(model, capabilities)
     for warning in report.warnings:
         warnings.warn(warning, UserWarning, stacklevel=2)
     return report
+
+
+def _check_functions(model: ir.Model, capabilities: EpCapabilities) -> None:
+    """Check that no function is left in a domain that the target does not allow."""
+    left = [
+        f"{function.domain}::{function.name}"
+        for function in model.functions.values()
+        if function.domain not in capabilities.allowed_domains
+    ]
+    if left:
+        raise InvariantError(
+            f"The model is invalid: the functions {left} stayed, and {capabilities.name!r} allows "
+            f"the domains {sorted(capabilities.allowed_domains)} only."
+        )
 
 
 def run_stages(
@@ -161,7 +176,7 @@ def _run_stage(
     if result.model is not model:
         raise TypeError(f"The pass of the stage {stage.name!r} must work in place.")
     seconds = time.perf_counter() - start
-    after = op_histogram(model)
+    after = op_histogram(model) if result.modified else before
     record = StageRecord(
         phase=stage.phase,
         name=stage.name,

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
+import onnx_ir.passes.common as common_passes
 from onnxscript.rewriter import RewriteRule
 
 from mobius.dtypes import parse_dtype
@@ -133,6 +134,7 @@ def _make_cleanup(target: Target) -> ir.passes.PassBase:
         return not known and not runs(target.capabilities, function.domain, function.name)
 
     return Steps(
+        common_passes.TopologicalSortPass(),  # runtimes accept any order, rules do not
         InlineFunctions(is_foreign),
         EliminateIdentity(),
         EliminateCommonSubexpressions(),

@@ -27,7 +27,7 @@ from mobius.external_data import (
     write_data,
 )
 from mobius.manifest import MANIFEST_NAME, Manifest, ModelEntry, Padding, installed_versions
-from mobius.streaming import CastTensor
+from mobius.streaming import WeightTensor
 from mobius.weights import collect_parameters, explain_non_finite
 from mobius_ir_rules.lazy import DerivedTensor
 
@@ -177,7 +177,7 @@ def _refuse_inputs(target: Path, inputs: Iterable[Path]) -> None:
     for path in inputs:
         if path.resolve().is_relative_to(target) or path.absolute().is_relative_to(target):
             raise PackageSaveError(
-                f"{target} holds {path}, which this package is read from, and is not replaced. "
+                f"{target} holds what this package is read from ({path}) and is not replaced. "
                 "Choose another folder."
             )
 
@@ -197,7 +197,7 @@ def _sources(tensor: ir.TensorProtocol | None) -> Iterable[ir.TensorProtocol]:
     if isinstance(tensor, DerivedTensor):
         for leaf in tensor.leaves:
             yield from _sources(leaf.const_value)
-    elif isinstance(tensor, CastTensor):
+    elif isinstance(tensor, WeightTensor):
         yield from _sources(tensor.source)
     elif tensor is not None:
         yield tensor

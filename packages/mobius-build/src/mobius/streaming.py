@@ -15,20 +15,20 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
-__all__ = ["CastTensor", "visit_chunks"]
+__all__ = ["WeightTensor", "is_on_disk", "visit_chunks"]
 
 Chunk = npt.NDArray[Any]
 
 _CHUNK_BYTES = 4 << 20
 
 
-class CastTensor(ir.LazyTensor):
-    """A tensor in another dtype, converted each time that it is read and never kept.
+class WeightTensor(ir.LazyTensor):
+    """A checkpoint's tensor in the dtype of its parameter: read each time, and never kept.
 
     Values beyond the range of the new dtype become infinite; who writes the tensor checks that.
 
     Attributes:
-        source: The tensor that is converted.
+        source: The tensor of the checkpoint.
     """
 
     source: ir.TensorProtocol
@@ -36,15 +36,35 @@ class CastTensor(ir.LazyTensor):
     def __init__(self, source: ir.TensorProtocol, dtype: ir.DataType) -> None:
         self.source = source
         shape = ir.Shape(source.shape.numpy())
-        super().__init__(self._converted, dtype=dtype, shape=shape, name=source.name)
+        super().__init__(self._read, dtype=dtype, shape=shape, name=source.name)
 
     def convert(self, array: Chunk) -> Chunk:
         """Return elements of the source in this tensor's dtype, rounded to nearest even."""
+        if self.dtype is self.source.dtype:
+            return array
         with np.errstate(over="ignore", invalid="ignore"):
             return array.astype(self.dtype.numpy())
 
-    def _converted(self) -> ir.TensorProtocol:
-        return ir.Tensor(self.convert(self.source.numpy()), dtype=self.dtype, name=self.name)
+    def _read(self) -> ir.TensorProtocol:
+        if self.source.dtype.bitwidth < 8:
+            return ir.Tensor(self.convert(self.source.numpy()), dtype=self.dtype, name=self.name)
+        array = np.empty(self.shape.numpy(), self.dtype.numpy())
+        flat, filled = array.reshape(-1), 0
+
+        def keep(chunk: Chunk) -> None:
+            nonlocal filled
+            flat[filled : filled + chunk.size] = self.convert(chunk)
+            filled += chunk.size
+
+        visit_chunks(self.source, keep)
+        if filled != flat.size:
+            raise ValueError(f"{self.name!r} has {filled} elements, its shape needs {flat.size}.")
+        return ir.Tensor(array, dtype=self.dtype, name=self.name)
+
+
+def is_on_disk(tensor: ir.TensorProtocol) -> bool:
+    """Whether the data of `tensor` are in a file, so that reading them can avoid mapping it."""
+    return isinstance(tensor, _OnDisk)
 
 
 def visit_chunks(tensor: ir.TensorProtocol, visit: Callable[[Chunk], object]) -> None:
@@ -52,14 +72,14 @@ def visit_chunks(tensor: ir.TensorProtocol, visit: Callable[[Chunk], object]) ->
 
     Args:
         tensor: The tensor. At most one copy of its data is in memory at a time, and none if it is
-            in a file, or a cast of one that is.
+            in a file, or a `WeightTensor` of one that is.
         visit: Takes a flat contiguous array of the tensor's dtype; of bytes as ONNX stores them,
             if elements are smaller than a byte. Must not keep it.
 
     Raises:
         OSError: if the tensor's file cannot be read, or is too short.
     """
-    if isinstance(tensor, CastTensor):
+    if isinstance(tensor, WeightTensor):
         visit_chunks(tensor.source, lambda chunk: visit(tensor.convert(chunk)))
     elif tensor.dtype.bitwidth < 8:
         _visit_array(np.frombuffer(tensor.tobytes(), np.uint8), visit)

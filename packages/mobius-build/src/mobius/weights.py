@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from mobius.errors import NonFiniteTensor, WeightsError
 from mobius.finite import count_non_finite
-from mobius.streaming import CastTensor, visit_chunks
+from mobius.streaming import WeightTensor, is_on_disk, visit_chunks
 from mobius_ir_rules.lazy import DerivedTensor
 
 __all__ = ["bind_weights", "collect_parameters", "explain_non_finite"]
@@ -55,15 +55,16 @@ def bind_weights(parameters: Parameters, tensors: Mapping[str, ir.TensorProtocol
     if missing or left_over or mismatched:
         raise _strictness_error(parameters, tensors, missing, left_over, mismatched)
     # Keyed by tensor, so that parameters that share a tensor still share it after the cast.
-    casts: dict[tuple[int, ir.DataType], ir.TensorProtocol] = {}
+    bound: dict[tuple[int, ir.DataType], ir.TensorProtocol] = {}
     for name, values in parameters.items():
         tensor = tensors[name]
         for value in values:
             dtype = value.dtype or tensor.dtype
             key = (id(tensor), dtype)
-            if key not in casts:
-                casts[key] = tensor if tensor.dtype is dtype else CastTensor(tensor, dtype)
-            value.const_value = casts[key]
+            if key not in bound:
+                direct = tensor.dtype is dtype and not is_on_disk(tensor)
+                bound[key] = tensor if direct else WeightTensor(tensor, dtype)
+            value.const_value = bound[key]
 
 
 def explain_non_finite(name: str, tensor: ir.TensorProtocol, count: int) -> list[NonFiniteTensor]:
@@ -86,7 +87,7 @@ def explain_non_finite(name: str, tensor: ir.TensorProtocol, count: int) -> list
             for report in explain_non_finite(leaf.name or "", leaf.const_value, bad)
         ]
         return found or [NonFiniteTensor(name, not_finite=0, overflowed=count)]
-    if isinstance(tensor, CastTensor):
+    if isinstance(tensor, WeightTensor):
         before = _count_non_finite(tensor.source)
         return [NonFiniteTensor(name, not_finite=before, overflowed=count - before)]
     return [NonFiniteTensor(name, not_finite=count, overflowed=0)]

@@ -10,6 +10,7 @@ from mobius_eps.errors import (
     MobiusError,
     UnknownEpError,
 )
+from mobius_eps.lack import Lack
 from mobius_eps.registry import EpRegistry, ep_registry, get_ep, register_ep
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "EpRegistrationError",
     "EpRegistry",
     "InvalidCapabilitiesError",
+    "Lack",
     "MobiusError",
     "UnknownEpError",
     "__version__",

@@ -1,7 +1,10 @@
 """`BUILTIN_EPS`: the execution providers that mobius ships, one entry each, and nothing else.
 
-The values are those of docs/execution_providers.md. Where a flag is False because a target has no
-kernel, the comment says where that was read.
+The values are those of docs/execution_providers.md. Where a target has no kernel, a comment or the
+`reason` of the `Lack` says where that was read.
+
+`max_opset` is 24, what models are written in, where the target's table of kernels has the versions
+of opset 24, and the newest opset that it has otherwise.
 """
 
 from __future__ import annotations
@@ -10,21 +13,48 @@ from typing import Final
 
 import onnx_ir as ir
 
-from mobius_eps.capabilities import STANDARD_DOMAIN, EpCapabilities
+from mobius_eps.capabilities import CONTRIB_DOMAIN, STANDARD_DOMAIN, EpCapabilities
+from mobius_eps.lack import Lack
 
 _F32 = ir.DataType.FLOAT
 _F16 = ir.DataType.FLOAT16
 _BF16 = ir.DataType.BFLOAT16
 
+
+def _standard(reason: str, *op_types: str) -> tuple[Lack, ...]:
+    return tuple(Lack(op_type, reason=reason) for op_type in op_types)
+
+
+def _contrib(
+    reason: str, *op_types: str, dtypes: frozenset[ir.DataType] = frozenset()
+) -> tuple[Lack, ...]:
+    return tuple(Lack(op_type, CONTRIB_DOMAIN, dtypes, reason=reason) for op_type in op_types)
+
+
+# ONNX Runtime ignores the function body of an operator that it has a schema for. In float16 it
+# puts casts around such a node, in bfloat16 it refuses the model.
+_ORT_CPU_LACKS = _contrib(
+    "ORT's CPU EP has kernels in float32 only (1.32)",
+    "BiasGelu",
+    "FastGelu",
+    "FusedMatMul",
+    "Gelu",
+    "MoE",
+    "QuickGelu",
+    dtypes=frozenset({_F16, _BF16}),
+)
+
 BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
     # Portable ONNX: custom operators stay, their function bodies are the fallback.
-    EpCapabilities(name="default"),
+    # It runs on ORT's CPU EP too, so it keeps no known operator that only other EPs have.
+    EpCapabilities(name="default", lacks=_ORT_CPU_LACKS),
     EpCapabilities(
         name="cpu",
         gqa_dtypes=frozenset({_F32}),
         qkv_pack_dtypes=frozenset({_F32}),
         default_int4_accuracy_level=4,
         dtypes=frozenset({_F32, _F16}),  # no bfloat16 kernels in ORT's CPU EP
+        lacks=_ORT_CPU_LACKS,
     ),
     EpCapabilities(
         name="cuda",
@@ -36,6 +66,18 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
             # Skip*LayerNormalization accumulates in float32, as LayerNormalization does.
             "enable_skip_layer_norm_strict_mode": "1",
         },
+        lacks=(
+            *_contrib(
+                "ORT's CUDA EP has kernels in float32 and float16 only (1.31)",
+                "PackedMultiHeadAttention",
+                dtypes=frozenset({_BF16}),
+            ),
+            *_contrib(
+                "ORT's CUDA EP has kernels in float16 and bfloat16 only (1.31)",
+                "QMoE",
+                dtypes=frozenset({_F32}),
+            ),
+        ),
     ),
     EpCapabilities(
         name="dml",
@@ -43,6 +85,24 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
         supports_fused_rope=False,
         supports_fused_moe=False,  # no MoE in DirectML's operator table (ORT 1.24)
         dtypes=frozenset({_F32, _F16}),
+        # Cast, Reshape, Shape, Transpose and others end at 21; opset 22 has new ones it lacks.
+        max_opset=21,
+        lacks=(
+            *_standard(
+                "not in DirectML's operator table (ORT 1.24)",
+                "Attention",
+                "Gelu",
+                "RMSNormalization",
+                "RotaryEmbedding",
+                "Swish",
+                "TensorScatter",
+            ),
+            *_contrib(
+                "not in DirectML's operator table (ORT 1.24)",
+                "CausalConvWithState",
+                "LinearAttention",
+            ),
+        ),
     ),
     EpCapabilities(
         name="webgpu",
@@ -54,6 +114,21 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
         # "basic" is what onnxruntime-genai 0.18 asks for while graph capture is off.
         provider_options={"enableGraphCapture": "0", "validationMode": "basic"},
         dtypes=frozenset({_F32, _F16}),
+        lacks=(
+            *_standard(
+                "no kernel in the WebGPU plugin EP 0.4",
+                "Attention",
+                "Or",
+                "Swish",
+                "TensorScatter",
+            ),
+            Lack(
+                "GroupQueryAttention",
+                CONTRIB_DOMAIN,
+                attribute="softcap",
+                reason="the WebGPU plugin EP 0.4 ignores it: wrong numbers on every adapter tried",
+            ),
+        ),
     ),
     EpCapabilities(
         name="mlx",
@@ -61,6 +136,7 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
         supports_fused_matmul=False,  # neither FusedMatMul nor MoE in the plugin EP 0.31
         supports_fused_moe=False,
         supports_packed_multi_head_attention=True,
+        lacks=_contrib("not claimed by the MLX plugin EP 0.31", "FastGelu", "QuickGelu"),
     ),
     EpCapabilities(
         name="trt-rtx",
@@ -71,6 +147,16 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
         supports_fused_moe=False,
         provider_options={"enable_cuda_graph": "1"},
         enable_graph_capture=True,
+        lacks=(
+            Lack(
+                "Attention",
+                attribute="present_key",
+                reason="TensorRT-RTX's ONNX parser takes Attention with one output only",
+            ),
+            *_contrib(
+                "not taken by TensorRT-RTX's ONNX parser", "BiasGelu", "FastGelu", "QuickGelu"
+            ),
+        ),
     ),
     # Strict ONNX: no operator outside the standard domain.
     EpCapabilities(

@@ -14,9 +14,14 @@ import onnx_ir as ir
 
 from mobius_eps.errors import InvalidCapabilitiesError
 from mobius_eps.frozen_mapping import FrozenMapping
+from mobius_eps.lack import Lack
 
 STANDARD_DOMAIN = ""
 CONTRIB_DOMAIN = "com.microsoft"
+OLDEST_OPSET = 17
+"""Oldest opset that models are brought down to: the first one with LayerNormalization."""
+NEWEST_OPSET = 24
+"""The opset that models are written in."""
 
 _NAME = re.compile(r"[a-z0-9]+(?:[-_][a-z0-9]+)*")
 _DTYPE_FIELDS = ("gqa_dtypes", "qkv_pack_dtypes", "dtypes")
@@ -58,6 +63,12 @@ class EpCapabilities:
         enable_graph_capture: Whether a package asks for GPU graph capture.
         dtypes: Float dtypes in which the target runs a whole model.
         allowed_domains: Operator domains that a finished graph may use; `""` is standard ONNX.
+        max_opset: Newest version of the standard operators that the target has kernels for; a
+            newer model is brought down to it. ONNX Runtime matches a kernel that is registered
+            from a version on, without an end, with exactly that version of the operator: one
+            kernel table that stops at Cast-21 has no kernel for the Cast of opset 23.
+        lacks: Operators that the target has no kernel for, or gets wrong. A flag above that is
+            False says the same of its operators. Given as any iterable; order does not matter.
 
     Raises:
         InvalidCapabilitiesError: If a value is wrong, alone or beside another field. The message
@@ -79,6 +90,8 @@ class EpCapabilities:
         {ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16}
     )
     allowed_domains: frozenset[str] = frozenset({STANDARD_DOMAIN, CONTRIB_DOMAIN})
+    max_opset: int = NEWEST_OPSET
+    lacks: tuple[Lack, ...] = ()
 
     def __post_init__(self) -> None:
         """Validate each field, freeze the containers, then validate fields against each other."""
@@ -87,8 +100,10 @@ class EpCapabilities:
             object.__setattr__(self, field, self._frozen_dtypes(field))
         object.__setattr__(self, "allowed_domains", self._frozen_domains())
         object.__setattr__(self, "provider_options", self._frozen_options())
+        object.__setattr__(self, "lacks", self._frozen_lacks())
         self._check_flags()
         self._check_accuracy_level()
+        self._check_max_opset()
         self._check_dtype_relations()
         self._check_domain_relations()
 
@@ -102,11 +117,11 @@ class EpCapabilities:
                 "letters a-z and digits, joined by single '-' or '_'"
             )
 
-    def _members(self, field: str, of: str) -> frozenset[object]:
+    def _members(self, field: str, of: str) -> tuple[object, ...]:
         value = getattr(self, field)
         if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
             raise self._error(f"{field}={value!r} must be a set of {of}")
-        return frozenset(value)
+        return tuple(value)
 
     def _frozen_dtypes(self, field: str) -> frozenset[ir.DataType]:
         dtypes = set()
@@ -150,6 +165,18 @@ class EpCapabilities:
                 )
         return FrozenMapping(options)
 
+    def _frozen_lacks(self) -> tuple[Lack, ...]:
+        lacks = set()
+        for member in self._members("lacks", "mobius_eps.Lack"):
+            if not isinstance(member, Lack):
+                raise self._error(
+                    f"lacks holds {member!r}; every member must be a mobius_eps.Lack, "
+                    "such as Lack('Attention')"
+                )
+            lacks.add(member)
+        # A fixed order: equal sets of lacks make equal values.
+        return tuple(sorted(lacks, key=_lack_order))
+
     def _check_flags(self) -> None:
         for field in _FLAGS:
             value = getattr(self, field)
@@ -162,6 +189,14 @@ class EpCapabilities:
             raise self._error(
                 f"default_int4_accuracy_level={level!r} must be an int from 0 (most accurate) "
                 "to 4 (fastest)"
+            )
+
+    def _check_max_opset(self) -> None:
+        opset = self.max_opset
+        if isinstance(opset, bool) or not isinstance(opset, int) or opset < OLDEST_OPSET:
+            raise self._error(
+                f"max_opset={opset!r} must be an int of at least {OLDEST_OPSET}, the oldest opset "
+                "that models are brought down to"
             )
 
     def _check_dtype_relations(self) -> None:
@@ -196,3 +231,7 @@ def _names(members: Iterable[str]) -> str:
 
 def _dtype_names(dtypes: Iterable[ir.DataType]) -> str:
     return "{" + ", ".join(dtype.name for dtype in sorted(dtypes)) + "}"
+
+
+def _lack_order(lack: Lack) -> tuple[str, str, str, list[int]]:
+    return (lack.domain, lack.op_type, lack.attribute or "", sorted(lack.dtypes))

@@ -44,6 +44,8 @@ once constructed, so one instance serves any number of models and threads.
 Where several values are replaced, the root must be the node that comes *first* in the graph: new
 nodes are inserted at the root, and everything that the new nodes read must exist there (see
 `values.available_at`).
+
+The rewriter looks at new nodes too: a rule that makes its own candidates never ends.
 """
 
 from __future__ import annotations

@@ -208,6 +208,18 @@ def test_bodies_that_call_each_other() -> None:
     _check(model)
 
 
+def test_call_of_a_present_body_is_written_out() -> None:
+    """Whatever renamed or added a call after the body was attached."""
+    model = _model(f"t = {SKIP} <epsilon = 0.1> (a, b, w)  y = Neg(t)")
+    AttachFunctions()(model)
+    call = model.graph[0]
+    call.outputs[1].name = "renamed"
+    assert AttachFunctions()(model).modified
+    assert [value.name for value in call.outputs][1:3] == ["", ""]
+    assert not AttachFunctions()(model).modified
+    _check(model)
+
+
 def test_function_of_the_model_stays() -> None:
     """A body that came with the model is the model's business."""
     model = ir.from_onnx_text(

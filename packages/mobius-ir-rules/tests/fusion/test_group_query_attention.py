@@ -416,6 +416,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         {"rotary": 0, "edit": _four_dimensional},
         f"The query of {NODE} is 4-D; a 3-D one, [batch, sequence, heads * head size], is needed.",
     ),
+    "padding mask of int32": (
+        {"edit": _swap("int64[B, T] attention_mask", "int32[B, T] attention_mask")},
+        f"The padding mask of {NODE} has the element type INT32; INT64 is needed, because its sum "
+        "counts tokens.",
+    ),
     "scale of 0": (
         {"attributes": ", scale: float = 0.0"},
         f"The scale of {NODE} is 0; another one is needed, because GroupQueryAttention takes 0 "
@@ -427,7 +432,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
 }
 # ONNX Runtime refuses these by itself; what counts is that the rule says so and leaves them.
-DOES_NOT_RUN = {"softmax in double", "negative softcap", "scale of 0"}
+DOES_NOT_RUN = {"softmax in double", "padding mask of int32", "negative softcap", "scale of 0"}
 
 
 @pytest.mark.parametrize("name", REFUSED)

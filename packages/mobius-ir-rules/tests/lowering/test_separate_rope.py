@@ -14,6 +14,7 @@ from mobius_ir_rules.fusion.group_query_attention import group_query_attention_r
 from mobius_ir_rules.fusion.pack_qkv import pack_qkv_rules
 from mobius_ir_rules.lowering.separate_rope import separate_rope_rules
 from mobius_ir_rules.lowering.unpack_qkv import unpack_qkv_rules
+from mobius_ir_rules.passes import EliminateCommonSubexpressions
 from mobius_ir_rules.testing import RuleCase, RuleConformance, op_counts, run_model
 
 GQA = "com.microsoft::GroupQueryAttention"
@@ -129,6 +130,35 @@ def test_packed_conformance(decoder: Any) -> None:
     conformance("com.microsoft").check(
         RuleCase("packed", build, after=after, inputs=block.prompt())
     )
+
+
+def test_positions_are_made_once(decoder: Any) -> None:
+    """The positions of all layers are one expression, which elimination makes one."""
+    block = decoder(layers=3)
+    model = rewrite(rotating(block)(), separate_rope_rules())
+    assert op_counts(model)["Range"] == 3
+    EliminateCommonSubexpressions()(model)
+    counts = op_counts(model)
+    assert (counts["Range"], counts["Max"], counts[ROPE["com.microsoft"]]) == (1, 1, 6)
+    expected = run_model(block.build(), block.prompt())["y"]
+    np.testing.assert_allclose(run_model(model, block.prompt())["y"], expected, atol=2e-5)
+
+
+def test_unnamed_sequence_length(decoder: Any) -> None:
+    """Where no input has the dimension, the query itself is measured."""
+    block = decoder(layers=2)
+
+    def build() -> ir.Model:
+        model = rotating(block)()
+        for node in model.graph:
+            value = node.outputs[0]
+            if node.op_type == "MatMul" and value.shape is not None:
+                value.shape = ir.Shape([None, None, value.shape[2]])
+        return model
+
+    after = {GQA: 2, ROPE["com.microsoft"]: 4, "Range": 2}
+    case = RuleCase("unnamed", build, 2, after=after, inputs=block.prompt())
+    conformance("com.microsoft").check(case)
 
 
 def test_position_ids_are_used(decoder: Any) -> None:

@@ -39,17 +39,10 @@ def eps(
 
 
 def _table(known: Iterable[EpCapabilities]) -> Table:
-    table = Table(
-        "EP",
-        "dtypes",
-        "GroupQueryAttention",
-        "packed QKV",
-        "fused RoPE",
-        "skip norms",
-        "FusedMatMul",
-        title="Execution providers",
-        title_justify="left",
-    )
+    table = Table(title="Execution providers", title_justify="left")
+    table.add_column("EP", no_wrap=True)
+    for title in ("dtypes", "GQA", "packed QKV", "RoPE in GQA", "skip norm", "FusedMatMul"):
+        table.add_column(title)
     for item in known:
         table.add_row(
             item.name,

@@ -36,8 +36,9 @@ class AttachFunctions(ir.passes.InPlacePass):
     """Gives each operator of a table that the model calls its model-local function.
 
     Calls are found in the graph, in subgraphs and in functions, those of attached bodies included.
-    A function that the model has already stays. A body is written for the model's opset, and each
-    graph or function that calls it imports its domain.
+    A function that the model has already stays; calls that fit it are written out all the same.
+    A body is written for the model's opset, and each graph or function that calls it imports its
+    domain.
 
     A function has one body for all its calls, and the body cannot ask which inputs a call gave.
     So where one call of an operator does not fit the body (omitted or further inputs, further
@@ -65,10 +66,14 @@ class AttachFunctions(ir.passes.InPlacePass):
         }:
             for key, nodes in waiting.items():
                 seen.add(key)
-                if (*key, "") not in model.functions:
-                    attached, misfits = self._attach(model, key, nodes)
-                    modified |= attached
-                    refused.extend(misfits)
+                present = model.functions.get((*key, ""))
+                if present is not None:
+                    fitting = [node for node in nodes if _misfit(node, present) is None]
+                    modified |= _complete_all(model, fitting, present)
+                    continue
+                attached, misfits = self._attach(model, key, nodes)
+                modified |= attached
+                refused.extend(misfits)
         for refusal in refused:
             logger.warning("No function body for %s", refusal)
         return AttachResult(model, modified=modified, refusals=tuple(refused))
@@ -101,9 +106,7 @@ class AttachFunctions(ir.passes.InPlacePass):
         ]
         if misfits:
             return False, misfits
-        taken = {name for root in roots(model) for name in value_names(root)}
-        for node in nodes:
-            _complete(node, function, taken)
+        _complete_all(model, nodes, function)
         for container, node in list(_nodes(model)):
             if (node.domain, node.op_type) == key:
                 container.opset_imports.setdefault(domain, 1)
@@ -152,8 +155,15 @@ def _misfit(node: ir.Node, function: ir.Function) -> str | None:
     return None
 
 
-def _complete(node: ir.Node, function: ir.Function, taken: set[str]) -> None:
-    """List all outputs and spell out the defaults of attributes."""
+def _complete_all(model: ir.Model, nodes: list[ir.Node], function: ir.Function) -> bool:
+    """Complete each call; return whether one was not complete."""
+    taken = {name for root in roots(model) for name in value_names(root)}
+    return any([_complete(node, function, taken) for node in nodes])
+
+
+def _complete(node: ir.Node, function: ir.Function, taken: set[str]) -> bool:
+    """List all outputs and spell out the defaults of attributes; return whether any lacked."""
+    before = [value.name for value in node.outputs], len(node.attributes)
     node.resize_outputs(len(function.outputs))
     for value in node.outputs[1:-1]:
         if not value.uses() and not value.is_graph_output():
@@ -164,3 +174,4 @@ def _complete(node: ir.Node, function: ir.Function, taken: set[str]) -> None:
     for name, declared in function.attributes.items():
         if name not in node.attributes:
             node.attributes.add(declared)
+    return before != ([value.name for value in node.outputs], len(node.attributes))

@@ -43,6 +43,7 @@ import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.attention_mask import MaskDescription, describe_mask
+from mobius_ir_rules.fusion._cached_attention import cache_of, heads_of
 from mobius_ir_rules.fusion._rotary import Rotary, shared_rotary
 from mobius_ir_rules.rule import Plan, Rule, refuse
 from mobius_ir_rules.values import (
@@ -59,7 +60,6 @@ from mobius_ir_rules.values import (
     make_int64s,
     output_at,
     rank,
-    static_dim,
 )
 
 _DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -101,13 +101,6 @@ class _GQAPlan(Plan):
     attributes: tuple[tuple[str, int | float], ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class _Heads:
-    query: int
-    key_value: int
-    size: int
-
-
 class GQAFusion(Rule):
     """Makes `GroupQueryAttention` of an `Attention` with a cache and a described causal mask."""
 
@@ -131,8 +124,8 @@ class GQAFusion(Rule):
         """Prove that the operator computes the same for prompts padded on the right."""
         query, key, value = _projections(node)
         mask = _mask(node)
-        past_key, past_value = _cache(node)
-        heads = _heads(node, query, key, value, past_key)
+        past_key, past_value = cache_of(node)
+        heads = heads_of(node, query, key, value, past_key)
         rotary = shared_rotary(
             query, key, mask.position_ids, (heads.query, heads.key_value), heads.size
         )
@@ -274,6 +267,12 @@ def _mask(node: ir.Node) -> MaskDescription:
             "GroupQueryAttention can only be causal, with padding and a window.",
             node,
         )
+    if mask.attention_mask.dtype != ir.DataType.INT64:
+        refuse(
+            f"The padding mask of {describe_node(node)} has the element type "
+            f"{mask.attention_mask.dtype}; INT64 is needed, because its sum counts tokens.",
+            node,
+        )
     return mask
 
 
@@ -285,86 +284,6 @@ def _window(node: ir.Node, window: int) -> int:
             node,
         )
     return window
-
-
-def _cache(node: ir.Node) -> tuple[ir.Value, ir.Value]:
-    """Return the past; prove that only this node and the caller see the cache."""
-    past_key, past_value = input_at(node, 4), input_at(node, 5)
-    if past_key is None or past_value is None:
-        refuse(f"{describe_node(node)} has no past_key and past_value pair; both are needed.", node)
-    if input_at(node, 6) is not None:
-        refuse(
-            f"{describe_node(node)} has the input nonpad_kv_seqlen; none is needed, because "
-            "GroupQueryAttention appends to the cache itself.",
-            node,
-        )
-    for role, index in (("present_key", 1), ("present_value", 2)):
-        present = output_at(node, index)
-        if present is None or not is_used(present):
-            refuse(
-                f"The output {role} of {describe_node(node)} is absent or unused; both present "
-                "outputs are needed, because the past is given.",
-                node,
-            )
-        if present.uses():
-            reader = next(iter(present.uses())).node
-            refuse(
-                f"The output {role} of {describe_node(node)} is read by {describe_node(reader)}; "
-                "it must only leave the graph, because GroupQueryAttention lays out the cache of "
-                "padded rows differently.",
-                node,
-            )
-    for role, past in (("past_key", past_key), ("past_value", past_value)):
-        readers = [use.node for use in past.uses() if use.node is not node]
-        if not past.is_graph_input() or readers:
-            found = describe_value(past)
-            if readers:
-                found += f", read by {describe_node(readers[0])} too"
-            refuse(
-                f"The input {role} of {describe_node(node)} is {found}; a graph input that "
-                "nothing else reads is needed, because GroupQueryAttention lays out the cache of "
-                "padded rows differently.",
-                node,
-            )
-    return past_key, past_value
-
-
-def _heads(
-    node: ir.Node, query: ir.Value, key: ir.Value, value: ir.Value, past_key: ir.Value
-) -> _Heads:
-    """Return the number and size of the heads, proved from attributes and static widths."""
-    query_heads = int_attribute(node, "q_num_heads", 0)
-    heads = int_attribute(node, "kv_num_heads", 0)
-    if query_heads < 1 or heads < 1 or query_heads % heads:
-        refuse(
-            f"{describe_node(node)} has q_num_heads {query_heads} and kv_num_heads {heads}; "
-            "the first must be a multiple of the second, and both positive.",
-            node,
-        )
-    sizes: list[int | None] = []
-    for tensor, count in ((query, query_heads), (key, heads), (value, heads)):
-        width = static_dim(tensor, 2)
-        sizes.append(width // count if width is not None and width % count == 0 else None)
-    # Attention itself requires that query and key have one head size; value may have another.
-    size = sizes[0] or sizes[1] or static_dim(past_key, 3)
-    if size is None or sizes[2] is None:
-        refuse(
-            f"The head sizes of query, key and value of {describe_node(node)} are "
-            f"{', '.join('unknown' if found is None else str(found) for found in sizes)}; widths "
-            "that are known and multiples of the number of heads are needed.",
-            node,
-        )
-    if sizes[2] != size:
-        refuse(
-            f"The head sizes of key and value of {describe_node(node)} are {size} and "
-            f"{sizes[2]}; equal ones are needed.",
-            node,
-        )
-    if size % 8:
-        refuse(
-            f"The head size of {describe_node(node)} is {size}; a multiple of 8 is needed.", node
-        )
-    return _Heads(query_heads, heads, size)
 
 
 def _sequence_lengths(op: RewriterContext, attention_mask: ir.Value) -> ir.Value:

@@ -137,7 +137,7 @@ class SeparateRoPE(Rule):
             query, key, value = (tensor for tensor in root.inputs[:3] if tensor is not None)
         positions = input_at(root, 9)
         if positions is None:
-            positions = _positions(op, query, root.inputs[5])
+            positions = _positions(op, root, query, root.inputs[5])
         rotated = [
             self._rotate(op, plan, tensor, positions, heads)
             for tensor, heads in zip((query, key), plan.heads, strict=True)
@@ -197,7 +197,24 @@ def _head_size(node: ir.Node, unpacking: Unpacking | None, heads: tuple[int, int
     )
 
 
-def _positions(op: RewriterContext, query: ir.Value, lengths: ir.Value | None) -> ir.Value:
+def _measured(root: ir.Node, query: ir.Value) -> tuple[ir.Value, int]:
+    """Return a value and an axis of it with the sequence length of `query`.
+
+    A graph input where one has the dimension of that name, so that the positions of all layers
+    are one expression; otherwise `query` itself.
+    """
+    length = None if query.shape is None else query.shape[1]
+    if isinstance(length, ir.SymbolicDim) and length.value is not None and root.graph is not None:
+        for value in root.graph.inputs:
+            for axis, dim in enumerate(value.shape or ()):
+                if dim == length:
+                    return value, axis
+    return query, 1
+
+
+def _positions(
+    op: RewriterContext, root: ir.Node, query: ir.Value, lengths: ir.Value | None
+) -> ir.Value:
     """Return the positions int64 `[B, S]` that the operator computes from `seqlens_k`.
 
     The formula is in the operator's documentation ("Right-padded query chunks", without
@@ -207,7 +224,9 @@ def _positions(op: RewriterContext, query: ir.Value, lengths: ir.Value | None) -
     batch = lengths.shape[0] if lengths.shape is not None and len(lengths.shape) == 1 else None
     length = None if query.shape is None else query.shape[1]
     row, one = (_INT64, [batch]), make_int64s(op, [1])
-    size = make(op, "Shape", [query], (_INT64, [1]), attributes={"start": 1, "end": 2})
+    measured, axis = _measured(root, query)
+    span = {"start": axis, "end": axis + 1}
+    size = make(op, "Shape", [measured], (_INT64, [1]), attributes=span)
     last = make(op, "Cast", [lengths], row, attributes={"to": _INT64})
     total = make(op, "Add", [last, one], row)
     past = make(op, "Max", [make(op, "Sub", [total, size], row), make_int64s(op, [0])], row)
