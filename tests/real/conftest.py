@@ -1,4 +1,4 @@
-"""Shows what the tests of published models measured: pytest hides the properties that it records."""
+"""Shows what tests of published models measured; pytest records properties but hides them."""
 
 from __future__ import annotations
 

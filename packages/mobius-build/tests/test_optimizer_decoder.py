@@ -222,7 +222,7 @@ def test_attention_without_a_cache_stays_quietly_beside_fused_layers() -> None:
 
 
 def test_qk_norm_stays_between_projection_and_attention() -> None:
-    config = dataclasses.replace(CONFIG, qk_norm=True)
+    config = dataclasses.replace(CONFIG, qk_norm="head")
     model = decoder("f16", config)
     report = optimize_model(model, "cuda", "f16")
     counts = unqualified(model)
@@ -230,6 +230,18 @@ def test_qk_norm_stays_between_projection_and_attention() -> None:
     assert counts["RMSNormalization"] == 2 * LAYERS + 1
     assert counts["MatMul"] + counts["FusedMatMul"] == 7 * LAYERS + 1
     assert len([refusal for refusal in report.refusals if refusal.rule == "PackQKV"]) == LAYERS
+
+
+@pytest.mark.parametrize(("ep", "fused"), [("cpu", LAYERS), ("webgpu", 0)])
+def test_softcap_is_fused_only_where_the_kernel_applies_it(ep: str, fused: int) -> None:
+    model = decoder("f32", dataclasses.replace(CONFIG, attn_logit_softcapping=20.0))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = optimize_model(model, ep, "f32")
+    assert unqualified(model)["GroupQueryAttention"] == fused
+    assert [str(each.message) for each in caught] == list(report.warnings)
+    assert len(caught) == (fused == 0)
+    assert all("softcap" in warning for warning in report.warnings)
 
 
 def test_sliding_window_becomes_an_attribute() -> None:

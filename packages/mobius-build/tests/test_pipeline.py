@@ -12,11 +12,12 @@ from pathlib import Path
 import onnx_ir as ir
 import pytest
 
-from mobius.op_support import OP_CAPABILITY, runs
+from mobius.dtypes import parse_dtype
+from mobius.op_support import OP_CAPABILITY, runs, wrong_attributes
 from mobius.pipeline import STAGES, plan
 from mobius.roles import Role
-from mobius.stage import Phase
-from mobius_eps import EpCapabilities, UnknownEpError, get_ep
+from mobius.stage import Phase, Target
+from mobius_eps import EpCapabilities, Lack, UnknownEpError, get_ep
 
 EPS = ("default", "cpu", "cuda", "dml", "webgpu", "mlx", "trt-rtx", "onnx-standard")
 DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -140,22 +141,50 @@ def test_unknown_ep_is_the_specification_s_error() -> None:
         plan("rocm", "f16")
 
 
+def _target(ep: str | EpCapabilities, dtype: str = "f16") -> Target:
+    capabilities = get_ep(ep) if isinstance(ep, str) else ep
+    return Target(capabilities, parse_dtype(dtype), Role.DECODER)
+
+
 @pytest.mark.parametrize("operator", OP_CAPABILITY)
 def test_onnx_standard_runs_no_custom_operator(operator: tuple[str, str]) -> None:
-    assert not runs(get_ep("onnx-standard"), *operator)
+    assert not runs(_target("onnx-standard"), *operator)
 
 
 def test_mask_operators_run_nowhere() -> None:
     for ep in EPS:
-        assert not runs(get_ep(ep), "mobius.mask", "CausalMask")
+        assert not runs(_target(ep), "mobius.mask", "CausalMask")
 
 
 def test_runs() -> None:
-    assert runs(get_ep("cuda"), "", "Attention")
-    assert runs(get_ep("cuda"), "com.microsoft", "SkipLayerNormalization")
-    assert not runs(get_ep("trt-rtx"), "com.microsoft", "SkipLayerNormalization")
-    assert runs(get_ep("trt-rtx"), "com.microsoft", "GroupQueryAttention")
-    assert not runs(get_ep("cuda"), "my.domain", "Anything")
+    assert runs(_target("cuda"), "", "Attention")
+    assert runs(_target("cuda"), "com.microsoft", "SkipLayerNormalization")
+    assert not runs(_target("trt-rtx"), "com.microsoft", "SkipLayerNormalization")
+    assert runs(_target("trt-rtx"), "com.microsoft", "GroupQueryAttention")
+    assert not runs(_target("cuda"), "my.domain", "Anything")
+
+
+def test_lacks_have_a_reader() -> None:
+    lacking = dataclasses.replace(
+        get_ep("cuda"),
+        lacks=(
+            Lack("FusedMatMul", "com.microsoft", frozenset({ir.DataType.BFLOAT16})),
+            Lack("GroupQueryAttention", "com.microsoft", attribute="softcap"),
+            Lack("BiasGelu", "com.microsoft"),
+        ),
+    )
+    assert runs(_target(lacking), "com.microsoft", "FusedMatMul")
+    assert not runs(_target(lacking, "bf16"), "com.microsoft", "FusedMatMul")
+    assert runs(_target(lacking), "com.microsoft", "GroupQueryAttention")
+    assert not runs(_target(lacking), "com.microsoft", "GroupQueryAttention", "softcap")
+    assert wrong_attributes(_target(lacking), "com.microsoft", "GroupQueryAttention") == {"softcap"}
+    assert wrong_attributes(_target(lacking), "com.microsoft", "BiasGelu") == frozenset()
+    assert "FusedMatMul" in names(lacking, "f16")
+    assert "FusedMatMul" not in names(lacking, "bf16")
+    # The stage makes FastGelu too, which this target runs.
+    assert "BiasGelu" in names(lacking, "f16")
+    neither = (*lacking.lacks, Lack("FastGelu", "com.microsoft"))
+    assert "BiasGelu" not in names(dataclasses.replace(lacking, lacks=neither), "f16")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def test_parameter_names_are_those_of_huggingface():
 
 
 def test_initializer_names_are_parameter_names():
-    config = ArchitectureConfig(**BASE, attention_bias=True, qk_norm=True, mlp_bias=True)
+    config = ArchitectureConfig(**BASE, attention_bias=True, qk_norm="head", mlp_bias=True)
     parameters = {name for name, _ in CausalLMModel(config).named_parameters()}
     unfilled = {
         name for name, value in trace(config).initializers.items() if value.const_value is None
@@ -106,7 +106,7 @@ def test_optional_attributes_stay_unwritten():
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
 def test_no_float32_meets_a_lower_precision(dtype):
     """Case C046; and C047: the logits are float32 whatever the weights are."""
-    config = ArchitectureConfig(**BASE, attention_bias=True, qk_norm=True)
+    config = ArchitectureConfig(**BASE, attention_bias=True, qk_norm="head")
     graph = trace(config, dtype)
     for node in graph:
         if node.op_type == "Cast":

@@ -76,7 +76,7 @@ def test_frozen_all_the_way_down():
         ({"rope_theta": -1.0}, "rope_theta is -1.0; needed: a number above zero, or None"),
         (
             {"rope_theta": None, "rope_scaling": {"rope_type": "linear", "factor": 2}},
-            "needed: None without rope_theta",
+            "needed: None without a rope_theta",
         ),
         (
             {"rope_scaling": {"rope_type": "spiral"}},

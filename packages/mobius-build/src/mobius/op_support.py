@@ -1,11 +1,19 @@
-"""`runs(capabilities, domain, op_type)`: whether a target runs an operator; a table, no names."""
+"""`runs(target, domain, op_type)`: whether a target runs an operator; tables, no names of EPs.
+
+The one place where all that says so comes together: the domains that a target allows, its flags, its
+lacks, and the opset that the model is brought down to.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
-from mobius_eps import EpCapabilities
+import onnx_ir as ir
+
+from mobius.stage import Target
+from mobius_eps import EpCapabilities, Lack
 
 _MICROSOFT = "com.microsoft"
 
@@ -21,12 +29,129 @@ OP_CAPABILITY: Mapping[tuple[str, str], Callable[[EpCapabilities], bool]] = Mapp
         (_MICROSOFT, "SkipSimplifiedLayerNormalization"): lambda c: c.supports_skip_layer_norm,
     }
 )
-"""(domain, operator) -> whether a target has a kernel; the domain must be allowed besides."""
+"""(domain, operator) -> the flag that says whether a target has a kernel."""
 
+SINCE_VERSION: Mapping[tuple[str, str], int] = MappingProxyType(
+    {
+        ("", "Attention"): 23,
+        ("", "Gelu"): 20,
+        ("", "RMSNormalization"): 23,
+        ("", "RotaryEmbedding"): 23,
+        ("", "Swish"): 24,
+    }
+)
+"""The opset in which a standard operator appeared, of those that a stage takes apart."""
 
-def runs(capabilities: EpCapabilities, domain: str, op_type: str) -> bool:
-    """Return whether the target runs the operator, as far as its capabilities say."""
-    has_kernel = OP_CAPABILITY.get((domain, op_type))
-    return domain in capabilities.allowed_domains and (
-        has_kernel is None or has_kernel(capabilities)
+# Optional inputs and outputs by position, of the operators whose lacks may name them.
+_OPTIONAL_VALUES: Mapping[tuple[str, str], tuple[Mapping[int, str], Mapping[int, str]]] = (
+    MappingProxyType(
+        {
+            ("", "Attention"): (
+                {3: "attn_mask", 4: "past_key", 5: "past_value", 6: "nonpad_kv_seqlen"},
+                {1: "present_key", 2: "present_value", 3: "qk_matmul_output"},
+            ),
+            (_MICROSOFT, "GroupQueryAttention"): (
+                {
+                    3: "past_key",
+                    4: "past_value",
+                    7: "cos_cache",
+                    8: "sin_cache",
+                    9: "position_ids",
+                    10: "attention_bias",
+                    11: "head_sink",
+                },
+                {1: "present_key", 2: "present_value", 3: "output_qk"},
+            ),
+        }
     )
+)
+
+
+def runs(target: Target, domain: str, op_type: str, *attributes: str) -> bool:
+    """Return whether the target runs the operator in its dtype, as far as capabilities say.
+
+    That is: the domain is allowed, the operator is there in the opset that the model is brought
+    down to, its flag is not off, and it is not in `lacks`.
+
+    Args:
+        target: Capabilities, dtype and opset.
+        domain: Domain of the operator.
+        op_type: The operator.
+        attributes: Attributes, optional inputs and outputs that the use sets, by their names.
+    """
+    capabilities = target.capabilities
+    has_kernel = OP_CAPABILITY.get((domain, op_type))
+    return (
+        domain in capabilities.allowed_domains
+        and target.max_opset >= SINCE_VERSION.get((domain, op_type), 0)
+        and (has_kernel is None or has_kernel(capabilities))
+        and not lacks_of(target, domain, op_type, attributes)
+    )
+
+
+def runs_node(target: Target, node: ir.Node) -> bool:
+    """Return whether the target runs an operator as the node uses it, in the node's own dtype."""
+    target = dataclasses.replace(target, dtype=dtype_of(node) or target.dtype)
+    return runs(target, node.domain, node.op_type, *uses_of(node))
+
+
+def runs_in_every_use(target: Target, domain: str, op_type: str) -> bool:
+    """Return whether the target runs the operator whatever it is used with, in any dtype."""
+    return runs(target, domain, op_type) and not any(
+        (lack.domain, lack.op_type) == (domain, op_type) for lack in target.capabilities.lacks
+    )
+
+
+def lacks_of(
+    target: Target, domain: str, op_type: str, attributes: Collection[str] = ()
+) -> tuple[Lack, ...]:
+    """Return the lacks that speak against a use of the operator in the target's dtype."""
+    return tuple(
+        lack
+        for lack in target.capabilities.lacks
+        if (lack.domain, lack.op_type) == (domain, op_type)
+        and lack.covers(target.dtype, attributes)
+    )
+
+
+def wrong_attributes(target: Target, domain: str, op_type: str) -> frozenset[str]:
+    """Return what the target gets wrong of an operator, by the names that `Lack` has for it."""
+    return frozenset(
+        lack.attribute
+        for lack in target.capabilities.lacks
+        if (lack.domain, lack.op_type) == (domain, op_type)
+        and lack.attribute is not None
+        and lack.covers(target.dtype, {lack.attribute})
+    )
+
+
+def uses_of(node: ir.Node) -> frozenset[str]:
+    """Return what a node sets, by the names that `Lack.attribute` has for it.
+
+    These are the attributes that are not 0 or empty, which is how operators spell "off", and the
+    optional inputs and outputs that the node has.
+    """
+    inputs, outputs = _OPTIONAL_VALUES.get((node.domain, node.op_type), ({}, {}))
+    return frozenset(
+        [
+            *(name for name, attribute in node.attributes.items() if _is_set(attribute)),
+            *(inputs[i] for i, value in enumerate(node.inputs) if i in inputs and value is not None),
+            *(outputs[i] for i, value in enumerate(node.outputs) if i in outputs and _is_used(value)),
+        ]
+    )
+
+
+def dtype_of(node: ir.Node) -> ir.DataType | None:
+    """Return the float dtype that a node computes in, that of its first float value."""
+    for value in (*node.inputs, *node.outputs):
+        if value is not None and value.dtype is not None and value.dtype.is_floating_point():
+            return value.dtype
+    return None
+
+
+def _is_set(attribute: ir.Attr) -> bool:
+    return attribute.is_ref() or attribute.value not in (0, "")
+
+
+def _is_used(value: ir.Value) -> bool:
+    return bool(value.uses()) or value.is_graph_output()

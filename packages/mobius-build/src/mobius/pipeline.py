@@ -13,7 +13,7 @@ import onnx_ir.passes.common as common_passes
 from onnxscript.rewriter import RewriteRule
 
 from mobius.dtypes import parse_dtype
-from mobius.op_support import runs
+from mobius.op_support import runs, wrong_attributes
 from mobius.roles import Role, parse_role
 from mobius.stage import Phase, Stage, Target
 from mobius.stage_pass import RuleGroup, Steps, UniqueNames
@@ -76,7 +76,11 @@ def _always(target: Target) -> bool:
 
 
 def _fuses_gqa(target: Target) -> bool:
-    return target.role is Role.DECODER and target.dtype in target.capabilities.gqa_dtypes
+    return (
+        target.role is Role.DECODER
+        and target.dtype in target.capabilities.gqa_dtypes
+        and runs(target, _MICROSOFT, "GroupQueryAttention")
+    )
 
 
 def _packs_qkv(target: Target) -> bool:
@@ -87,16 +91,12 @@ def _separates_rope(target: Target) -> bool:
     return _fuses_gqa(target) and not target.capabilities.supports_fused_rope
 
 
-def _fuses_skip(target: Target) -> bool:
-    return target.capabilities.supports_skip_layer_norm
+def _runs_any(*op_types: str) -> Callable[[Target], bool]:
+    """Return whether a target runs one of the operators of com.microsoft that a stage makes.
 
-
-def _fuses_bias_gelu(target: Target) -> bool:
-    return _MICROSOFT in target.capabilities.allowed_domains
-
-
-def _fuses_matmul(target: Target) -> bool:
-    return target.capabilities.supports_fused_matmul
+    Those of them that it lacks are expanded by InlinePass.
+    """
+    return lambda target: any(runs(target, _MICROSOFT, op_type) for op_type in op_types)
 
 
 def _rule_group(factory: Callable[[], Sequence[RewriteRule]]) -> Callable[[Target], RuleGroup]:
@@ -115,6 +115,7 @@ def _rule_group(factory: Callable[[], Sequence[RewriteRule]]) -> Callable[[Targe
 
 def _make_gqa_fusion(target: Target) -> RuleGroup:
     rules = group_query_attention_rules(
+        refuse_attributes=wrong_attributes(target, _MICROSOFT, "GroupQueryAttention"),
         explicit_scale=True,  # some kernels have no default
         # Where rotary is taken out again, it must find the positions that the graph has.
         explicit_positions=_separates_rope(target),
@@ -131,7 +132,7 @@ def _make_cleanup(target: Target) -> ir.passes.PassBase:
     def is_foreign(function: ir.Function) -> bool:
         # Calls of known operators must stay until the rules have seen them.
         known = (function.domain, function.name) in FUNCTIONS
-        return not known and not runs(target.capabilities, function.domain, function.name)
+        return not known and not runs(target, function.domain, function.name)
 
     return Steps(
         common_passes.TopologicalSortPass(),  # runtimes accept any order, rules do not
@@ -149,7 +150,7 @@ def _make_cleanup(target: Target) -> ir.passes.PassBase:
 
 def _make_inline(target: Target) -> ir.passes.PassBase:
     def is_lacking(function: ir.Function) -> bool:
-        return not runs(target.capabilities, function.domain, function.name)
+        return not runs(target, function.domain, function.name)
 
     return Steps(
         AttachFunctions(_bodies(target, run=False)), InlineFunctions(is_lacking), RemoveUnused()
@@ -172,9 +173,7 @@ def _make_fold(target: Target) -> ir.passes.PassBase:
 def _bodies(target: Target, *, run: bool) -> dict[tuple[str, str], Callable[[int], ir.Function]]:
     """Return the bodies of the operators that the target runs, or of those that it lacks."""
     return {
-        operator: body
-        for operator, body in FUNCTIONS.items()
-        if runs(target.capabilities, *operator) is run
+        operator: body for operator, body in FUNCTIONS.items() if runs(target, *operator) is run
     }
 
 
@@ -182,12 +181,24 @@ STAGES: tuple[Stage, ...] = (
     Stage(Phase.CLEANUP, "Cleanup", _always, _make_cleanup),
     Stage(Phase.FUSION, GQA_FUSION, _fuses_gqa, _make_gqa_fusion),
     # Before PackQKV: weights in the layout that they are stored in are joined without a transpose.
-    Stage(Phase.FUSION, "FusedMatMul", _fuses_matmul, _rule_group(fused_matmul_rules)),
+    Stage(Phase.FUSION, "FusedMatMul", _runs_any("FusedMatMul"), _rule_group(fused_matmul_rules)),
     Stage(Phase.FUSION, "PackQKV", _packs_qkv, _rule_group(pack_qkv_rules)),
-    Stage(Phase.FUSION, "SkipNorm", _fuses_skip, _rule_group(skip_norm_rules)),
-    Stage(Phase.FUSION, "SkipLayerNorm", _fuses_skip, _rule_group(skip_layer_norm_rules)),
+    Stage(
+        Phase.FUSION,
+        "SkipNorm",
+        _runs_any("SkipSimplifiedLayerNormalization"),
+        _rule_group(skip_norm_rules),
+    ),
+    Stage(
+        Phase.FUSION,
+        "SkipLayerNorm",
+        _runs_any("SkipLayerNormalization"),
+        _rule_group(skip_layer_norm_rules),
+    ),
     Stage(Phase.FUSION, "GeluFusion", _always, _rule_group(gelu_rules)),
-    Stage(Phase.FUSION, "BiasGelu", _fuses_bias_gelu, _rule_group(bias_gelu_rules)),
+    Stage(
+        Phase.FUSION, "BiasGelu", _runs_any("BiasGelu", "FastGelu"), _rule_group(bias_gelu_rules)
+    ),
     Stage(Phase.INLINE, "InlinePass", _always, _make_inline),
     Stage(Phase.LOWERING, "SeparateRoPE", _separates_rope, _make_separate_rope),
     Stage(Phase.LOWERING, "UnpackQKV", _separates_rope, _rule_group(unpack_qkv_rules)),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from mobius.roles import Role
-from mobius_eps import EpCapabilities
+from mobius_eps import NEWEST_OPSET, EpCapabilities
 
 
 class Phase(enum.Enum):
@@ -30,11 +30,22 @@ class Target:
         capabilities: What the execution provider can run.
         dtype: Element type of weights and activations.
         role: What the model is for.
+        opset: Newest opset that the user allows; `None` for whatever the provider runs.
+        model_opset: The opset that the model comes in; by default the one that models are
+            written in.
     """
 
     capabilities: EpCapabilities
     dtype: ir.DataType
     role: Role
+    opset: int | None = None
+    model_opset: int = NEWEST_OPSET
+
+    @property
+    def max_opset(self) -> int:
+        """The newest opset that the result may be in."""
+        newest = self.capabilities.max_opset
+        return newest if self.opset is None else min(self.opset, newest)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,11 +13,15 @@ import onnx_ir as ir
 
 from mobius_components.activations import ACTIVATIONS
 from mobius_components.frozen_dict import FrozenDict
+from mobius_components.rotary_tables import RotaryParameters
 
 FULL_ATTENTION = "full_attention"
 SLIDING_ATTENTION = "sliding_attention"
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _ROPE_ALIASES = {"su": "longrope"}
+NORM_TYPES = ("rms", "layer", "layer_no_bias", "layer_plain")
+LAYER_LAYOUTS = ("pre_norm", "post_norm", "sandwich", "parallel", "parallel_two_norms")
+POSITION_EMBEDDINGS = ("rotary", "learned", "alibi", "none")
 _FLOAT_DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
@@ -47,7 +51,11 @@ class ArchitectureConfig:
         hidden_act: Activation of the feed-forward layer, a key of `activations.ACTIVATIONS`.
         mlp_gated: Feed-forward is `down(act(gate(x)) * up(x))` rather than `down(act(up(x)))`.
         rms_norm_eps: Epsilon of every norm.
-        norm_type: `"rms"` or `"layer"` (LayerNorm with bias).
+        norm_type: `"rms"`, `"layer"` (LayerNorm with bias), `"layer_no_bias"`, or `"layer_plain"`
+            (LayerNorm without parameters).
+        layer_layout: Where the norms of a layer are, a key of `layers.decoder.LAYOUTS`:
+            `"pre_norm"` (Llama), `"post_norm"` (OLMo 2), `"sandwich"` (Gemma 2), `"parallel"`
+            (attention and feed-forward of one norm, GPT-J), `"parallel_two_norms"` (GPT-NeoX).
         rope_theta: Base of the rotary frequencies; `None` means no rotary embedding.
         rope_scaling: HuggingFace rotary scaling parameters with a `rope_type`; `None` for none.
         partial_rotary_factor: Part of a head that rotates.
@@ -55,13 +63,25 @@ class ArchitectureConfig:
         attention_bias: The query, key and value projections have a bias.
         attention_output_bias: The output projection has a bias.
         mlp_bias: The feed-forward projections have a bias.
-        qk_norm: An RMS norm over each query and key head before the rotary embedding (Qwen3).
+        position_embedding: `"rotary"`, `"learned"` (a table of positions added to the tokens',
+            GPT-2), `"alibi"` (a slope for each head, Bloom) or `"none"`.
+        position_offset: Row of a learned table that position 0 has (OPT).
+        rope_by_layer_type: Rotary parameters (`rope_theta` and scaling) of the layer types that
+            differ from the fields above; `None` for a type without rotary embedding.
+        rope_layers: Whether each layer rotates; `None` means that all do.
+        qk_norm: Norm of queries and keys: `"head"` (RMS over each head, Qwen3), `"full"` (RMS over
+            the whole projection, OLMo 2), or `None`.
+        qk_norm_after_rotary: The norm comes after the rotary embedding (Hunyuan).
         sliding_window: Tokens that a sliding layer's query sees, itself included.
         layer_types: `full_attention` or `sliding_attention` for each layer; `None` means that all
             layers slide if `sliding_window` is set, and none does otherwise.
         attn_logit_softcapping: Cap `c` of attention scores, `c * tanh(score / c)`.
         final_logit_softcapping: The same for the logits.
         attention_scale: Factor of the attention scores; `None` means `1 / sqrt(head_dim)`.
+        embedding_multiplier: Factor of the embedded tokens, rounded to the build's dtype (Gemma).
+        residual_multiplier: Factor of what a layer adds to the residual stream (Granite).
+        logits_scaling: Divisor of the logits (Granite).
+        lm_head_bias: The output head has a bias.
         tie_word_embeddings: The head is the embedding table.
         dtype: Element type of the checkpoint.
         model_type: The HuggingFace `model_type`, for messages and the manifest.
@@ -82,19 +102,29 @@ class ArchitectureConfig:
     mlp_gated: bool = True
     rms_norm_eps: float = 1e-6
     norm_type: str = "rms"
+    layer_layout: str = "pre_norm"
+    position_embedding: str = "rotary"
+    position_offset: int = 0
     rope_theta: float | None = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
     partial_rotary_factor: float = 1.0
     rope_interleaved: bool = False
+    rope_by_layer_type: Mapping[str, Mapping[str, Any] | None] | None = None
+    rope_layers: tuple[bool, ...] | None = None
     attention_bias: bool = False
     attention_output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
+    qk_norm: str | None = None
+    qk_norm_after_rotary: bool = False
     sliding_window: int | None = None
     layer_types: tuple[str, ...] | None = None
     attn_logit_softcapping: float | None = None
     final_logit_softcapping: float | None = None
     attention_scale: float | None = None
+    embedding_multiplier: float | None = None
+    residual_multiplier: float | None = None
+    logits_scaling: float | None = None
+    lm_head_bias: bool = False
     tie_word_embeddings: bool = False
     dtype: ir.DataType = ir.DataType.FLOAT
     model_type: str = "custom"
@@ -113,13 +143,18 @@ class ArchitectureConfig:
         self._resolve_rotary()
         self._resolve_layers()
         self._check_choice("hidden_act", tuple(ACTIVATIONS))
-        self._check_choice("norm_type", ("rms", "layer"))
+        self._check_choice("norm_type", NORM_TYPES)
+        self._check_choice("layer_layout", LAYER_LAYOUTS)
+        self._check_choice("qk_norm", (None, "head", "full"))
         self._check_choice("dtype", _FLOAT_DTYPES)
         for field in (
             "rms_norm_eps",
             "attn_logit_softcapping",
             "final_logit_softcapping",
             "attention_scale",
+            "embedding_multiplier",
+            "residual_multiplier",
+            "logits_scaling",
         ):
             value = getattr(self, field)
             if value is not None and not value > 0:
@@ -146,6 +181,28 @@ class ArchitectureConfig:
         """Tokens that a query of `layer` sees, itself included; `None` for no limit."""
         assert self.layer_types is not None  # resolved in __post_init__
         return self.sliding_window if self.layer_types[layer] == SLIDING_ATTENTION else None
+
+    def rope(self, layer: int) -> RotaryParameters | None:
+        """Rotary parameters of `layer`; `None` where it does not rotate."""
+        assert self.layer_types is not None  # resolved in __post_init__
+        if self.position_embedding != "rotary" or self.rope_theta is None:
+            return None
+        if self.rope_layers is not None and not self.rope_layers[layer]:
+            return None
+        theta, scaling = self.rope_theta, dict(self.rope_scaling or {})
+        kind = self.layer_types[layer]
+        if self.rope_by_layer_type is not None and kind in self.rope_by_layer_type:
+            override = self.rope_by_layer_type[kind]
+            if override is None:
+                return None
+            scaling = dict(override)
+            theta = scaling.pop("rope_theta")
+        return RotaryParameters(
+            dim=self.rotary_dim,
+            theta=theta,
+            max_position_embeddings=self.max_position_embeddings,
+            scaling=FrozenDict(scaling),
+        )
 
     def _set(self, field: str, value: object) -> None:
         object.__setattr__(self, field, value)
@@ -182,28 +239,34 @@ class ArchitectureConfig:
         self._check_positive_int("head_dim")
 
     def _resolve_rotary(self) -> None:
-        if self.rope_theta is None:
+        self._check_choice("position_embedding", POSITION_EMBEDDINGS)
+        if self.rope_theta is None and self.position_embedding == "rotary":
+            self._set("position_embedding", "none")
+        if self.position_embedding != "rotary":
             if self.rope_scaling is not None:
-                raise ConfigError("rope_scaling", self.rope_scaling, "None without rope_theta")
+                raise ConfigError("rope_scaling", self.rope_scaling, "None without a rope_theta")
             return
-        if not self.rope_theta > 0:
-            raise ConfigError("rope_theta", self.rope_theta, "a number above zero, or None")
         if not 0 < self.partial_rotary_factor <= 1 or self.rotary_dim % 2 or not self.rotary_dim:
             raise ConfigError(
                 "partial_rotary_factor",
                 self.partial_rotary_factor,
                 f"a factor in (0, 1] that makes an even part of head_dim {self.head_dim}",
             )
-        if self.rope_scaling is None:
-            return
-        scaling = dict(self.rope_scaling)
-        rope_type = scaling.get("rope_type", scaling.pop("type", None))
-        scaling["rope_type"] = _ROPE_ALIASES.get(rope_type, rope_type)
-        if scaling["rope_type"] not in ROPE_TYPES:
+        _check_theta("rope_theta", self.rope_theta)
+        if self.rope_scaling is not None:
+            self._set("rope_scaling", _normalized_scaling("rope_scaling", self.rope_scaling))
+        if self.rope_by_layer_type is not None:
+            normalized: dict[str, Any] = {}
+            for kind, parameters in self.rope_by_layer_type.items():
+                if parameters is not None:
+                    _check_theta("rope_by_layer_type", parameters.get("rope_theta"))
+                    parameters = _normalized_scaling("rope_by_layer_type", parameters)
+                normalized[kind] = parameters
+            self._set("rope_by_layer_type", FrozenDict(normalized))
+        if self.rope_layers is not None and len(self.rope_layers) != self.num_hidden_layers:
             raise ConfigError(
-                "rope_scaling", dict(self.rope_scaling), f"a rope_type of {', '.join(ROPE_TYPES)}"
+                "rope_layers", self.rope_layers, f"{self.num_hidden_layers} entries, one a layer"
             )
-        self._set("rope_scaling", FrozenDict(scaling))
 
     def _resolve_layers(self) -> None:
         if self.sliding_window is not None:
@@ -224,3 +287,18 @@ class ArchitectureConfig:
                 )
         if SLIDING_ATTENTION in layer_types and self.sliding_window is None:
             raise ConfigError("sliding_window", None, "a window, because layer_types has sliding")
+
+
+def _check_theta(field: str, theta: object) -> None:
+    if isinstance(theta, bool) or not isinstance(theta, (int, float)) or not theta > 0:
+        raise ConfigError(field, theta, "a number above zero, or None")
+
+
+def _normalized_scaling(field: str, parameters: Mapping[str, Any]) -> FrozenDict:
+    """Return rotary parameters under their newest names."""
+    scaling = dict(parameters)
+    rope_type = scaling.get("rope_type", scaling.pop("type", None)) or "default"
+    scaling["rope_type"] = _ROPE_ALIASES.get(rope_type, rope_type)
+    if scaling["rope_type"] not in ROPE_TYPES:
+        raise ConfigError(field, dict(parameters), f"a rope_type of {', '.join(ROPE_TYPES)}")
+    return FrozenDict(scaling)

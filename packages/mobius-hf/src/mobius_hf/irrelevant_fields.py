@@ -81,6 +81,7 @@ _GENERATION = frozenset(
         "top_k",
         "top_p",
         "typical_p",
+        "unk_token_id",
     }
 )
 

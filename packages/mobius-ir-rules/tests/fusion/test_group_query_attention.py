@@ -72,18 +72,46 @@ def test_attributes(decoder: Any, name: str) -> None:
     assert {key: attr.value for key, attr in node.attributes.items()} == expected
 
 
-def test_options(decoder: Any) -> None:
-    """Targets differ: one ignores softcap, one has no default scale."""
+def test_explicit_scale(decoder: Any) -> None:
+    """Targets differ: one has no default scale."""
     model = decoder().build()
     assert RuleConformance(lambda: group_query_attention_rules(explicit_scale=True)).apply(model)
     assert _operator(model).attributes["scale"].value == 0.25
-    block = decoder(attributes=", softcap: float = 2.0")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "settings"),
+    [
+        ("softcap", "2", {"attributes": ", softcap: float = 2.0"}),
+        ("scale", "0.5", {"attributes": ", scale: float = 0.5"}),
+        ("local_window_size", "3", {"window": 3}),
+    ],
+)
+def test_attributes_that_the_target_gets_wrong(
+    decoder: Any, name: str, value: str, settings: dict[str, Any]
+) -> None:
+    """C127: one target ignores softcap. What needs it is refused, the rest is fused."""
+    conformance = RuleConformance(lambda: group_query_attention_rules(refuse_attributes={name}))
+    block = decoder(**settings)
     reason = (
-        "The softcap of Attention (node 'attention0') is 2; none is needed, because the target's "
-        "GroupQueryAttention ignores softcap."
+        f"GroupQueryAttention for Attention (node 'attention0') would have {name} = {value}; none "
+        "is needed, because the target gets this attribute wrong."
     )
-    case = RuleCase("no softcap", block.build, 0, (reason,), inputs=block.prompt())
-    RuleConformance(lambda: group_query_attention_rules(softcap=False)).check(case)
+    conformance.check(RuleCase(name, block.build, 0, (reason,), inputs=block.prompt()))
+    plain = decoder()
+    conformance.check(RuleCase("plain", plain.build, after={GQA: 1}, inputs=plain.prompt()))
+
+
+@pytest.mark.parametrize("name", ["do_rotary", "rotary_interleaved"])
+def test_rotary_attributes_that_the_target_gets_wrong(decoder: Any, name: str) -> None:
+    """Rotary stays outside where the kernel cannot be trusted with it."""
+    conformance = RuleConformance(lambda: group_query_attention_rules(refuse_attributes={name}))
+    block = decoder(interleaved=1)
+    after = {GQA: 1, "RotaryEmbedding": 2}
+    conformance.check(RuleCase(name, block.build, after=after, inputs=block.prompt()))
+    model = block.build()
+    conformance.apply(model)
+    assert "do_rotary" not in _operator(model).attributes
 
 
 def test_explicit_positions(decoder: Any) -> None:

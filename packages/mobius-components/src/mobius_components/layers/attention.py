@@ -37,8 +37,8 @@ class Attention(nn.Module):
         self.k_proj = Linear(hidden, kv_heads * size, bias=config.attention_bias)
         self.v_proj = Linear(hidden, kv_heads * size, bias=config.attention_bias)
         self.o_proj = Linear(heads * size, hidden, bias=config.attention_output_bias)
-        self.q_norm = RMSNorm(size, config.rms_norm_eps) if config.qk_norm else None
-        self.k_norm = RMSNorm(size, config.rms_norm_eps) if config.qk_norm else None
+        self.q_norm = _make_qk_norm(config, heads)
+        self.k_norm = _make_qk_norm(config, kv_heads)
         self._config = config
 
     def forward(
@@ -54,7 +54,8 @@ class Attention(nn.Module):
         Args:
             op: Builder.
             hidden_states: `[B, S, hidden]`.
-            mask: bool `[B, 1, S, T]`, true where a query may see a key.
+            mask: bool `[B, 1, S, T]`, true where a query may see a key; or what is added to the
+                scores, `[B, heads, S, T]`.
             rotation: Rotary embedding of this layer, or `None` for none.
             past: Cache before these tokens.
         """
@@ -62,12 +63,13 @@ class Attention(nn.Module):
         query = self.q_proj(op, hidden_states)
         key = self.k_proj(op, hidden_states)
         value = self.v_proj(op, hidden_states)
-        if self.q_norm is not None and self.k_norm is not None:
-            query = _norm_heads(op, self.q_norm, query, config.num_attention_heads, size)
-            key = _norm_heads(op, self.k_norm, key, config.kv_heads, size)
+        if not config.qk_norm_after_rotary:
+            query, key = self._norm(op, query, key)
         if rotation is not None:
             query = rotation(op, query, config.num_attention_heads, size)
             key = rotation(op, key, config.kv_heads, size)
+        if config.qk_norm_after_rotary:
+            query, key = self._norm(op, query, key)
         attended, present_key, present_value = op.Attention(
             query,
             key,
@@ -81,6 +83,25 @@ class Attention(nn.Module):
             _outputs=3,
         )
         return self.o_proj(op, attended), KeyValue(present_key, present_value)
+
+    def _norm(self, op: OpBuilder, query: ir.Value, key: ir.Value) -> tuple[ir.Value, ir.Value]:
+        """Return queries and keys normalised, as they are where the model has no such norm."""
+        config, size = self._config, self._config.head_size
+        if self.q_norm is None or self.k_norm is None:
+            return query, key
+        if config.qk_norm == "full":
+            return self.q_norm(op, query), self.k_norm(op, key)
+        return (
+            _norm_heads(op, self.q_norm, query, config.num_attention_heads, size),
+            _norm_heads(op, self.k_norm, key, config.kv_heads, size),
+        )
+
+
+def _make_qk_norm(config: ArchitectureConfig, heads: int) -> RMSNorm | None:
+    if config.qk_norm is None:
+        return None
+    width = config.head_size * (heads if config.qk_norm == "full" else 1)
+    return RMSNorm(width, config.rms_norm_eps)
 
 
 def _norm_heads(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript import OpBuilder
 
@@ -34,3 +36,34 @@ def decoder_mask(
         batch, queries = position_ids.shape
         mask.shape = ir.Shape([batch, 1, queries, attention_mask.shape[1]])
     return mask
+
+
+def alibi_bias(
+    op: OpBuilder, mask: ir.Value, attention_mask: ir.Value, num_heads: int, dtype: ir.DataType
+) -> Any:
+    """Return what ALiBi adds to the scores, `[B, heads, S, T]` of `dtype`.
+
+    Each head adds its slope times the key's index among the real tokens of its row; softmax makes
+    that the distance from the query. Hidden keys get the lowest value.
+    Source: https://arxiv.org/abs/2108.12409, `transformers` `build_alibi_tensor`.
+
+    Args:
+        op: Builder.
+        mask: bool `[B, 1, S, T]`, from `decoder_mask`.
+        attention_mask: int64 `[B, T]`.
+        num_heads: Query heads.
+        dtype: Element type of the scores.
+    """
+    slopes = np.asarray(alibi_slopes(num_heads), np.float32).reshape(1, num_heads, 1, 1)
+    index = op.Sub(op.CumSum(attention_mask, 1), 1)
+    position = op.Cast(op.Unsqueeze(index, [1, 2]), to=ir.DataType.FLOAT)
+    bias = op.Cast(op.Mul(position, op.initializer(ir.tensor(slopes), name="slopes")), to=dtype)
+    return op.Where(mask, bias, float(dtype.min))
+
+
+def alibi_slopes(num_heads: int) -> list[float]:
+    """Return the slope of each head: powers of two, and every other one of the next power."""
+    closest = 2 ** math.floor(math.log2(num_heads))
+    slopes = [2.0 ** (-8.0 * (i + 1) / closest) for i in range(closest)]
+    more = [2.0 ** (-4.0 * (2 * i + 1) / closest) for i in range(num_heads - closest)]
+    return slopes + more

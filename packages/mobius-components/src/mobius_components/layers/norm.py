@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
@@ -29,20 +30,34 @@ class RMSNorm(nn.Module):
 
 
 class LayerNorm(nn.Module):
-    """Mean and variance norm with weight and bias. Source: `torch.nn.LayerNorm`."""
+    """Mean and variance norm, with or without weight and bias. Source: `torch.nn.LayerNorm`.
 
-    def __init__(self, size: int, eps: float = 1e-5, *, bias: bool = True) -> None:
+    The operator needs a weight: without one it is a constant of ones.
+    """
+
+    def __init__(
+        self, size: int, eps: float = 1e-5, *, weight: bool = True, bias: bool = True
+    ) -> None:
         super().__init__()
-        self.weight = Parameter([size])
-        self.bias = Parameter([size]) if bias else None
+        self.weight = Parameter([size]) if weight else None
+        self.bias = Parameter([size]) if weight and bias else None
+        self._size = size
         self._eps = eps
 
     def forward(self, op: OpBuilder, x: ir.Value) -> Any:
         """Return `x` normalised."""
-        inputs = [x, self.weight] if self.bias is None else [x, self.weight, self.bias]
+        weight: ir.Value | None = self.weight
+        if weight is None:
+            dtype = x.dtype or ir.DataType.FLOAT
+            ones = ir.tensor(np.ones(self._size, dtype.numpy()), dtype=dtype)
+            weight = op.initializer(ones, name="ones")
+        inputs = [x, weight] if self.bias is None else [x, weight, self.bias]
         return op.LayerNormalization(*inputs, axis=-1, epsilon=self._eps, stash_type=_STASH_FLOAT32)
 
 
 def make_norm(norm_type: str, size: int, eps: float) -> nn.Module:
     """Return the norm that `ArchitectureConfig.norm_type` names."""
-    return RMSNorm(size, eps) if norm_type == "rms" else LayerNorm(size, eps)
+    if norm_type == "rms":
+        return RMSNorm(size, eps)
+    plain = norm_type == "layer_plain"
+    return LayerNorm(size, eps, weight=not plain, bias=norm_type == "layer")

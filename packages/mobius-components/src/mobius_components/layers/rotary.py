@@ -9,7 +9,6 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
-from mobius_components.config import ArchitectureConfig
 from mobius_components.rotary_tables import (
     FloatArray,
     Frequencies,
@@ -60,27 +59,23 @@ class RotaryEmbedding(nn.Module):
     past the first, so that no control flow is needed.
     """
 
-    def __init__(self, config: ArchitectureConfig) -> None:
-        super().__init__()
-        assert config.rope_theta is not None
-        self._parameters_ = RotaryParameters(
-            dim=config.rotary_dim,
-            theta=config.rope_theta,
-            max_position_embeddings=config.max_position_embeddings,
-            scaling=config.rope_scaling or {},
-        )
-        self._interleaved = config.rope_interleaved
+    def __init__(
+        self, parameters: RotaryParameters, name: str | None = None, *, interleaved: bool = False
+    ) -> None:
+        super().__init__(name)
+        self._rotary = parameters
+        self._interleaved = interleaved
 
     def forward(self, op: OpBuilder, position_ids: ir.Value, dtype: ir.DataType) -> Rotation:
         """Return the rotation at `position_ids` (int64 `[B, S]`) for activations of `dtype`."""
-        parts = _table_parts(self._parameters_)
+        parts = _table_parts(self._rotary)
         if len(parts) == 2:
             split = parts[0][1]
             length = op.Add(op.ReduceMax(position_ids, keepdims=0), 1)
             offset = op.Where(op.Greater(length, split), op.Constant(value_int=split), 0)
             position_ids = op.Add(position_ids, offset)
         rows = sum(count for _, count in parts)
-        shape = ir.Shape([rows, self._parameters_.dim // 2])
+        shape = ir.Shape([rows, self._rotary.dim // 2])
 
         def table(name: str, index: int) -> ir.Value:
             def evaluate() -> ir.TensorProtocol:
@@ -93,7 +88,7 @@ class RotaryEmbedding(nn.Module):
             table("cos_cache", 0),
             table("sin_cache", 1),
             position_ids,
-            self._parameters_.dim,
+            self._rotary.dim,
             self._interleaved,
         )
 

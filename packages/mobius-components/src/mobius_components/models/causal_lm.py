@@ -10,12 +10,13 @@ from onnxscript import OpBuilder, nn
 
 from mobius_components.config import ArchitectureConfig
 from mobius_components.layers.attention import KeyValue
-from mobius_components.layers.decoder import DecoderLayer
+from mobius_components.layers.decoder import LAYOUTS
 from mobius_components.layers.embedding import Embedding
 from mobius_components.layers.linear import Linear
-from mobius_components.layers.masks import decoder_mask
+from mobius_components.layers.masks import alibi_bias, decoder_mask
 from mobius_components.layers.norm import make_norm
-from mobius_components.layers.rotary import RotaryEmbedding
+from mobius_components.layers.rotary import RotaryEmbedding, Rotation
+from mobius_components.rotary_tables import RotaryParameters
 
 
 class DecoderModel(nn.Module):
@@ -27,9 +28,12 @@ class DecoderModel(nn.Module):
     def __init__(self, config: ArchitectureConfig) -> None:
         super().__init__()
         self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
-        self.layers = nn.ModuleList([DecoderLayer(config) for _ in range(config.num_hidden_layers)])
+        learned = config.position_embedding == "learned"
+        rows = config.max_position_embeddings + config.position_offset
+        self.embed_positions = Embedding(rows, config.hidden_size) if learned else None
+        layer = LAYOUTS[config.layer_layout]
+        self.layers = nn.ModuleList([layer(config) for _ in range(config.num_hidden_layers)])
         self.norm = make_norm(config.norm_type, config.hidden_size, config.rms_norm_eps)
-        self.rotary_emb = RotaryEmbedding(config) if config.rope_theta is not None else None
         self._config = config
 
     def forward(
@@ -41,21 +45,70 @@ class DecoderModel(nn.Module):
         past: Sequence[KeyValue],
     ) -> tuple[Any, list[KeyValue]]:
         """Return the states after the last norm, and each layer's grown cache."""
-        hidden_states = self.embed_tokens(op, input_ids)
-        windows = [self._config.window(index) for index in range(len(self.layers))]
+        hidden_states = self._embed(op, input_ids, position_ids)
+        masks = self._masks(op, attention_mask, position_ids)
+        rotations = self._rotations(op, position_ids)
+        present = []
+        for layer, mask, rotation, layer_past in zip(
+            self.layers, masks, rotations, past, strict=True
+        ):
+            hidden_states, layer_present = layer(op, hidden_states, mask, rotation, layer_past)
+            present.append(layer_present)
+        return self.norm(op, hidden_states), present
+
+    @property
+    def _dtype(self) -> ir.DataType:
+        """Element type of the activations."""
+        dtype = self.embed_tokens.weight.dtype
+        assert dtype is not None  # a parameter always has one
+        return dtype
+
+    def _embed(self, op: OpBuilder, input_ids: ir.Value, position_ids: ir.Value) -> ir.Value:
+        config = self._config
+        hidden_states: ir.Value = self.embed_tokens(op, input_ids)
+        if config.embedding_multiplier is not None:
+            hidden_states = op.Mul(hidden_states, config.embedding_multiplier)
+        if self.embed_positions is not None:
+            if config.position_offset:
+                position_ids = op.Add(position_ids, config.position_offset)
+            hidden_states = op.Add(hidden_states, self.embed_positions(op, position_ids))
+        return hidden_states
+
+    def _masks(
+        self, op: OpBuilder, attention_mask: ir.Value, position_ids: ir.Value
+    ) -> list[ir.Value]:
+        """Return each layer's mask; layers with the same window share one."""
+        config = self._config
+        windows = [config.window(index) for index in range(config.num_hidden_layers)]
         masks = {
             window: decoder_mask(op, attention_mask, position_ids, window)
             for window in dict.fromkeys(windows)
         }
-        dtype = self.embed_tokens.weight.dtype
-        rotation = self.rotary_emb and self.rotary_emb(op, position_ids, dtype)
-        present = []
-        for layer, window, layer_past in zip(self.layers, windows, past, strict=True):
-            hidden_states, layer_present = layer(
-                op, hidden_states, masks[window], rotation, layer_past
-            )
-            present.append(layer_present)
-        return self.norm(op, hidden_states), present
+        if config.position_embedding == "alibi":
+            dtype = self._dtype
+            heads = config.num_attention_heads
+            masks = {
+                window: alibi_bias(op, mask, attention_mask, heads, dtype)
+                for window, mask in masks.items()
+            }
+        return [masks[window] for window in windows]
+
+    def _rotations(self, op: OpBuilder, position_ids: ir.Value) -> list[Rotation | None]:
+        """Return each layer's rotation; layers with the same parameters share one."""
+        config = self._config
+        dtype = self._dtype
+        made: list[tuple[RotaryParameters, Rotation]] = []
+        rotations: list[Rotation | None] = []
+        for index in range(config.num_hidden_layers):
+            parameters = config.rope(index)
+            known = [rotation for other, rotation in made if other == parameters]
+            if parameters is not None and not known:
+                name = f"rotary_emb.{len(made)}" if made else "rotary_emb"
+                module = RotaryEmbedding(parameters, name, interleaved=config.rope_interleaved)
+                known = [module(op, position_ids, dtype)]
+                made.append((parameters, known[0]))
+            rotations.append(known[0] if known else None)
+        return rotations
 
 
 class CausalLMModel(nn.Module):
@@ -100,6 +153,8 @@ class CausalLMModel(nn.Module):
             logits = self.lm_head(op, states)
         if self.model.embed_tokens.weight.dtype != ir.DataType.FLOAT:
             logits = op.Cast(logits, to=ir.DataType.FLOAT)
+        if self.config.logits_scaling is not None:
+            logits = op.Div(logits, self.config.logits_scaling)
         cap = self.config.final_logit_softcapping
         if cap is not None:
             logits = op.Mul(op.Tanh(op.Div(logits, cap)), cap)

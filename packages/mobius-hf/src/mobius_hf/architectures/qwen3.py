@@ -33,7 +33,7 @@ class Qwen3(DecoderArchitecture):
         """Return the shared arguments, the norms and the biases."""
         attention_bias = fields.flag("attention_bias")
         return super().arguments(fields) | {
-            "qk_norm": True,
+            "qk_norm": "head",
             "attention_bias": attention_bias,
             "attention_output_bias": attention_bias,
         }

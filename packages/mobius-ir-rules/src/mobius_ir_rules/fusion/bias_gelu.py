@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext, RewriteRule
@@ -27,6 +27,9 @@ DTYPES = (
     ir.DataType.BFLOAT16,
     ir.DataType.DOUBLE,
 )
+
+
+OPERATORS = ("BiasGelu", "FastGelu")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -57,8 +60,16 @@ class BiasGelu(Rule):
     roots = (("", "Gelu"), (MICROSOFT, "Gelu"), (MICROSOFT, "FastGelu"))
     emits = ((MICROSOFT, "BiasGelu"), (MICROSOFT, "FastGelu"))
 
+    def __init__(self, operators: Collection[str] = OPERATORS) -> None:
+        """Create the rule; see `bias_gelu_rules`."""
+        self._operators = frozenset(operators)
+        super().__init__("BiasGelu")
+
     def plan(self, node: ir.Node) -> _BiasGeluPlan | None:
         """Return what to do with the GELU, `None` where no bias is added before it."""
+        operator = "FastGelu" if _is_tanh(node) else "BiasGelu"
+        if operator not in self._operators:
+            return None
         add = producer_of(input_at(node, 0), "", "Add")
         if add is None or add.graph is not node.graph or not is_binary(add):
             return None
@@ -88,7 +99,7 @@ class BiasGelu(Rule):
             root=node,
             replaced=(node.outputs[0],),
             absorbed=(add,),
-            operator="FastGelu" if _is_tanh(node) else "BiasGelu",
+            operator=operator,
             x=x,
             bias=bias,
         )
@@ -130,6 +141,11 @@ def _is_tanh(node: ir.Node) -> bool:
     return not node.domain and string_attribute(node, "approximate", "none") == "tanh"
 
 
-def bias_gelu_rules() -> list[RewriteRule]:
-    """Return the rules of this file, for `onnxscript.rewriter.rewrite`."""
-    return [BiasGelu()]
+def bias_gelu_rules(operators: Collection[str] = OPERATORS) -> list[RewriteRule]:
+    """Return the rules of this file, for `onnxscript.rewriter.rewrite`.
+
+    Args:
+        operators: Which of `BiasGelu` and `FastGelu` the target runs; a GELU whose form would need
+            the other one is left alone.
+    """
+    return [BiasGelu(operators)]

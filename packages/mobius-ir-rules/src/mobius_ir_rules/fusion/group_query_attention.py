@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext
@@ -66,13 +66,17 @@ _DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
 
 def group_query_attention_rules(
-    *, softcap: bool = True, explicit_scale: bool = False, explicit_positions: bool = False
+    *,
+    refuse_attributes: Collection[str] = (),
+    explicit_scale: bool = False,
+    explicit_positions: bool = False,
 ) -> list[Rule]:
     """Return the rules that make `GroupQueryAttention` of `Attention`.
 
     Args:
-        softcap: Whether the target's kernel applies `softcap`. Where it does not (WebGPU ignores
-            the attribute), `Attention` with a softcap is refused.
+        refuse_attributes: Attributes of `GroupQueryAttention` that the target's kernel gets wrong
+            (WebGPU's ignores `softcap`). An `Attention` that would need one is refused; for one of
+            the rotary attributes, `RotaryEmbedding` stays outside instead.
         explicit_scale: Whether to write the default scale, 1/sqrt(head size), into the attribute:
             for a target that has no default (TensorRT-RTX).
         explicit_positions: Whether an operator with rotary inside also gets the position ids that
@@ -80,7 +84,7 @@ def group_query_attention_rules(
     """
     return [
         GQAFusion(
-            softcap=softcap,
+            refuse_attributes=refuse_attributes,
             explicit_scale=explicit_scale,
             explicit_positions=explicit_positions,
         )
@@ -110,12 +114,12 @@ class GQAFusion(Rule):
     def __init__(
         self,
         *,
-        softcap: bool = True,
+        refuse_attributes: Collection[str] = (),
         explicit_scale: bool = False,
         explicit_positions: bool = False,
     ) -> None:
         """Create the rule; see `group_query_attention_rules`."""
-        self._softcap = softcap
+        self._refused = frozenset(refuse_attributes)
         self._explicit_scale = explicit_scale
         self._explicit_positions = explicit_positions
         super().__init__("GQAFusion")
@@ -129,6 +133,8 @@ class GQAFusion(Rule):
         rotary = shared_rotary(
             query, key, mask.position_ids, (heads.query, heads.key_value), heads.size
         )
+        if rotary is not None and self._refused & _rotary_attributes(rotary).keys():
+            rotary = None
         attributes: dict[str, int | float] = {
             "num_heads": heads.query,
             "kv_num_heads": heads.key_value,
@@ -137,9 +143,8 @@ class GQAFusion(Rule):
         if mask.window is not None:
             attributes["local_window_size"] = _window(node, mask.window)
         if rotary is not None:
-            attributes["do_rotary"] = 1
-            if rotary.interleaved:
-                attributes["rotary_interleaved"] = 1
+            attributes |= _rotary_attributes(rotary)
+        self._require_right(node, attributes)
         mask_node = node.inputs[3].producer() if node.inputs[3] is not None else None
         absorbed = (*(rotary.nodes if rotary else ()), *((mask_node,) if mask_node else ()))
         return _GQAPlan(
@@ -203,14 +208,22 @@ class GQAFusion(Rule):
                 node,
             )
         if softcap > 0.0:
-            if not self._softcap:
-                refuse(
-                    f"The softcap of {describe_node(node)} is {softcap:g}; none is needed, "
-                    "because the target's GroupQueryAttention ignores softcap.",
-                    node,
-                )
             attributes["softcap"] = softcap
         return attributes
+
+    def _require_right(self, node: ir.Node, attributes: Mapping[str, int | float]) -> None:
+        """Refuse what would need an attribute that the target gets wrong."""
+        for name, value in attributes.items():
+            if name in self._refused:
+                refuse(
+                    f"GroupQueryAttention for {describe_node(node)} would have {name} = {value:g}; "
+                    "none is needed, because the target gets this attribute wrong.",
+                    node,
+                )
+
+
+def _rotary_attributes(rotary: Rotary) -> dict[str, int | float]:
+    return {"do_rotary": 1, **({"rotary_interleaved": 1} if rotary.interleaved else {})}
 
 
 def _projections(node: ir.Node) -> tuple[ir.Value, ir.Value, ir.Value]:

@@ -17,8 +17,9 @@ After (`G` query heads share a key/value head):
     weights = Where(mask, Softmax(masked), 0)
     y = ...MatMul(weights, present_value)...
 
-The soft cap comes before the mask, and a row whose keys are all masked by a boolean mask gives
-zeros, as on ONNX Runtime's CPU kernel.
+The soft cap comes before the mask, and a row of which no key may be seen gives zeros, whether a
+boolean mask, a floating-point one of minus infinity or causality says so. A boolean mask chooses
+the lowest finite number, not minus infinity: a softmax of nothing but that is NaN on some runtimes.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
-import numpy as np
 import onnx_ir as ir
-from onnxscript.rewriter import RewriterContext, RewriteRule
+from onnxscript.rewriter import RewriterContext
 
+from mobius_ir_rules.lowering._constants import make_scalar
 from mobius_ir_rules.rule import Plan, Rule, refuse
 from mobius_ir_rules.values import (
     Declaration,
@@ -47,10 +48,14 @@ from mobius_ir_rules.values import (
     static_dim,
 )
 
-_CACHE_OUTPUTS = (1, 2)
+_ATTRIBUTES = (
+    *("is_causal", "kv_num_heads", "q_num_heads", "qk_matmul_output_mode"),
+    *("scale", "softcap", "softmax_precision"),
+)
+_WINDOWS = ("left_window_size", "right_window_size")  # Opset 25; -1 is no window.
 
 
-def attention_to_primitives_rules() -> list[RewriteRule]:
+def attention_to_primitives_rules() -> list[Rule]:
     """Return the rules of this module."""
     return [AttentionToPrimitives()]
 
@@ -94,6 +99,7 @@ class AttentionToPrimitives(Rule):
             )
         if input_at(node, 6) is not None:
             refuse("Attention has nonpad_kv_seqlen; none is needed.", node)
+        _require_known_attributes(node)
         if is_used(output_at(node, 3)):
             refuse("The output qk_matmul_output is used; it must not be.", node)
         past_key, past_value = input_at(node, 4), input_at(node, 5)
@@ -163,9 +169,8 @@ class _Emitter:
     op: RewriterContext
     plan: AttentionPlan
 
-    def scalar(self, number: float, dtype: ir.DataType) -> ir.Value:
-        tensor = ir.tensor(np.array(number, dtype.numpy()), dtype=dtype)
-        return make(self.op, "Constant", [], (dtype, []), attributes={"value": tensor})
+    def scalar(self, number: float) -> ir.Value:
+        return make_scalar(self.op, number, self.plan.dtype)
 
     def identity(self, x: ir.Value) -> ir.Value:
         return make(self.op, "Identity", [x], like(x))
@@ -200,14 +205,24 @@ class _Emitter:
 
     def weights(self, query: ir.Value, key: ir.Value) -> ir.Value:
         """Return the attention weights, `[B, query_heads, S, T]`."""
+        scores = self.capped(self.scores(query, key))
+        declared = like(scores)
+        mask, causal = self.plan.mask, self.causal_mask(query, key)
+        if mask is not None and mask.dtype != ir.DataType.BOOL:
+            return self.biased_softmax(scores, self.bias(mask, causal))
+        visible = causal if mask is None else mask
+        if visible is None:
+            return self.softmax(scores)
+        if causal is not None and mask is not None:
+            visible = make(self.op, "And", [mask, causal], (ir.DataType.BOOL, None))
+        lowest = self.scalar(float(self.plan.dtype.min))
+        weights = self.softmax(make(self.op, "Where", [visible, scores, lowest], declared))
+        return make(self.op, "Where", [visible, weights, self.scalar(0.0)], declared)
+
+    def scores(self, query: ir.Value, key: ir.Value) -> ir.Value:
+        """Return the scaled products of query and key, `[B, query_heads, S, T]`."""
         op, plan, dtype = self.op, self.plan, self.plan.dtype
-        unknown: Declaration = (dtype, [None, plan.query_heads, None, None])
-        scaled = make(op, "Mul", [query, self.scalar(plan.scale, dtype)], like(query))
-        rows = self.reshape(
-            scaled,
-            [0, plan.kv_heads, -1, plan.head_size],
-            (dtype, [None, plan.kv_heads, None, plan.head_size]),
-        )
+        scaled = make(op, "Mul", [query, self.scalar(plan.scale)], like(query))
         turned = make(
             op,
             "Transpose",
@@ -215,25 +230,42 @@ class _Emitter:
             (dtype, [None, plan.kv_heads, plan.head_size, None]),
             attributes={"perm": [0, 1, 3, 2]},
         )
-        grouped = make(op, "MatMul", [rows, turned], (dtype, [None, plan.kv_heads, None, None]))
-        scores = self.reshape(grouped, [0, plan.query_heads, -1, 0], unknown)
-        if plan.softcap:
-            cap = self.scalar(plan.softcap, dtype)
-            capped = make(op, "Tanh", [make(op, "Div", [scores, cap], unknown)], unknown)
-            scores = make(op, "Mul", [capped, cap], unknown)
-        visible = [mask for mask in (self.bool_mask(), self.causal_mask(query, key)) if mask]
-        for mask in visible:
-            lowest = self.scalar(float(dtype.min), dtype)
-            scores = make(op, "Where", [mask, scores, lowest], unknown)
-        if plan.mask is not None and plan.mask.dtype != ir.DataType.BOOL:
-            scores = make(op, "Add", [scores, plan.mask], unknown)
-        weights = self.softmax(scores, unknown)
-        for mask in visible:
-            weights = make(op, "Where", [mask, weights, self.scalar(0.0, dtype)], unknown)
-        return weights
+        rows = self.group(scaled, plan.head_size, plan.head_size)
+        products = make(op, "MatMul", [rows, turned], (dtype, [None, plan.kv_heads, None, None]))
+        return self.ungroup(products, 0, None)
 
-    def softmax(self, scores: ir.Value, declared: Declaration) -> ir.Value:
+    def capped(self, scores: ir.Value) -> ir.Value:
+        """Return the scores under the soft cap, if there is one."""
+        if not self.plan.softcap:
+            return scores
+        op, cap, declared = self.op, self.scalar(self.plan.softcap), like(scores)
+        bounded = make(op, "Tanh", [make(op, "Div", [scores, cap], declared)], declared)
+        return make(op, "Mul", [bounded, cap], declared)
+
+    def bias(self, mask: ir.Value, causal: ir.Value | None) -> ir.Value:
+        """Return the mask as it is added to the scores, causality included."""
+        if causal is None:
+            return mask
+        declared = (mask.dtype, [None] * max(2, rank(mask) or 0))
+        return make(self.op, "Where", [causal, mask, self.scalar(-math.inf)], declared)
+
+    def biased_softmax(self, scores: ir.Value, bias: ir.Value) -> ir.Value:
+        """Return the softmax of the sum, zeros for rows that are minus infinity throughout."""
         op, plan = self.op, self.plan
+        biased = make(op, "Add", [scores, bias], like(scores))
+        highest = make(
+            op,
+            "ReduceMax",
+            [biased, make_int64s(op, [-1])],
+            (plan.dtype, [None, plan.query_heads, None, 1]),
+            attributes={"keepdims": 1},
+        )
+        lowest = self.scalar(float(plan.dtype.min))
+        dead = make(op, "Less", [highest, lowest], (ir.DataType.BOOL, highest.shape))
+        return make(op, "Where", [dead, self.scalar(0.0), self.softmax(biased)], like(scores))
+
+    def softmax(self, scores: ir.Value) -> ir.Value:
+        op, plan, declared = self.op, self.plan, like(scores)
         axis = {"axis": -1}
         if plan.softmax_dtype == plan.dtype:
             return make(op, "Softmax", [scores], declared, attributes=axis)
@@ -241,10 +273,6 @@ class _Emitter:
         wide = make(op, "Cast", [scores], other, attributes={"to": int(plan.softmax_dtype)})
         weights = make(op, "Softmax", [wide], other, attributes=axis)
         return make(op, "Cast", [weights], declared, attributes={"to": int(plan.dtype)})
-
-    def bool_mask(self) -> ir.Value | None:
-        mask = self.plan.mask
-        return mask if mask is not None and mask.dtype == ir.DataType.BOOL else None
 
     def causal_mask(self, query: ir.Value, key: ir.Value) -> ir.Value | None:
         """Return `[S, T]`: key slot <= cached length + query index."""
@@ -262,7 +290,7 @@ class _Emitter:
         return make(op, "LessOrEqual", [key_index, column], (ir.DataType.BOOL, [None, None]))
 
     def integer(self, number: int) -> ir.Value:
-        return self.scalar(number, ir.DataType.INT64)
+        return make_scalar(self.op, number, ir.DataType.INT64)
 
     def length(self, x: ir.Value) -> ir.Value:
         """Return axis 2 of `x` as a scalar."""
@@ -272,21 +300,26 @@ class _Emitter:
 
     def attend(self, weights: ir.Value, value: ir.Value) -> ir.Value:
         """Return `[B, query_heads, S, value_size]`."""
-        plan, dtype = self.plan, self.plan.dtype
-        rows = self.reshape(
-            weights, [0, plan.kv_heads, -1, 0], (dtype, [None, plan.kv_heads, None, None])
-        )
-        grouped = make(
-            self.op,
-            "MatMul",
-            [rows, value],
-            (dtype, [None, plan.kv_heads, None, plan.value_size]),
-        )
-        return self.reshape(
-            grouped,
-            [0, plan.query_heads, -1, plan.value_size],
-            (dtype, [None, plan.query_heads, None, plan.value_size]),
-        )
+        plan = self.plan
+        declared = (plan.dtype, [None, plan.kv_heads, None, plan.value_size])
+        products = make(self.op, "MatMul", [self.group(weights, 0, None), value], declared)
+        return self.ungroup(products, plan.value_size, plan.value_size)
+
+    def group(self, x: ir.Value, last: int, width: int | None) -> ir.Value:
+        """`[B, query_heads, S, width]` -> `[B, kv_heads, G * S, width]`; `last` 0 copies width."""
+        plan = self.plan
+        if plan.query_heads == plan.kv_heads:
+            return x
+        declared = (plan.dtype, ir.Shape([None, plan.kv_heads, None, width]))
+        return self.reshape(x, [0, plan.kv_heads, -1, last], declared)
+
+    def ungroup(self, x: ir.Value, last: int, width: int | None) -> ir.Value:
+        """`[B, kv_heads, G * S, width]` -> `[B, query_heads, S, width]`."""
+        plan = self.plan
+        if plan.query_heads == plan.kv_heads:
+            return x
+        declared = (plan.dtype, ir.Shape([None, plan.query_heads, None, width]))
+        return self.reshape(x, [0, plan.query_heads, -1, last], declared)
 
     def merge_heads(self, x: ir.Value) -> ir.Value:
         """`[B, heads, S, size]` -> the layout of the query."""
@@ -329,4 +362,34 @@ def _mask(node: ir.Node) -> ir.Value | None:
             f"{mask.dtype}; a known type and a rank of 2 to 4 are needed.",
             node,
         )
+    length, total = static_dim(mask, -1), _total_length(node)
+    if length is not None and length != total and (length == 1 or total is not None):
+        # The operator pads a short mask; primitives would broadcast one key's mask to all.
+        refuse(
+            f"The mask, {describe_value(mask)}, is for {length} keys of {total or 'unknown'}; one "
+            "for all keys is needed.",
+            node,
+        )
     return mask
+
+
+def _total_length(node: ir.Node) -> int | None:
+    """Return the number of keys, those of the cache included, `None` where it is not known."""
+    past, key = input_at(node, 4), input_at(node, 1)
+    present = output_at(node, 1)
+    if static_dim(present, 2) is not None:
+        return static_dim(present, 2)
+    new = static_dim(key, 2 if rank(key) == 4 else 1)
+    cached = 0 if past is None else static_dim(past, 2)
+    return None if new is None or cached is None else cached + new
+
+
+def _require_known_attributes(node: ir.Node) -> None:
+    for name in node.attributes:
+        if name in _WINDOWS:
+            if (window := int_attribute(node, name, -1)) != -1:
+                refuse(f"Attention has {name} = {window}; none, or -1, is needed.", node)
+        elif name not in _ATTRIBUTES:
+            refuse(
+                f"Attention has the attribute {name}; none but those of opset 25 is needed.", node
+            )

@@ -33,7 +33,7 @@ from collections.abc import Sequence
 
 import numpy as np
 import onnx_ir as ir
-from onnxscript.rewriter import RewriterContext, RewriteRule
+from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.passes.constants import constant_array, constant_ints
 from mobius_ir_rules.rule import Plan, Rule, refuse
@@ -51,7 +51,7 @@ from mobius_ir_rules.values import (
 _PICKERS = ("Gather", "Slice", "Squeeze", "Unsqueeze")
 
 
-def eliminate_shape_rules() -> list[RewriteRule]:
+def eliminate_shape_rules() -> list[Rule]:
     """Return the rules of this module."""
     return [StaticShape(), CopiedDimensions()]
 
@@ -94,7 +94,13 @@ class StaticShape(Rule):
         if not node.outputs:
             return None
         found = _read(node.outputs[0])
-        if found is None or not found.nodes:
+        if found is None and node.op_type == "Shape" and is_used(node.outputs[0]):
+            refuse(
+                f"{describe_node(node)} reads {describe_value(input_at(node, 0))}, of which not "
+                "even the rank is known; sizes that are known when the model is built are needed.",
+                node,
+            )
+        if found is None or not found.nodes or not is_used(node.outputs[0]):
             return None
         if not found.is_known():
             if node.op_type == "Shape":
@@ -162,9 +168,7 @@ class CopiedDimensions(Rule):
     def emit(self, op: RewriterContext, plan: _CopyPlan) -> Sequence[ir.Value]:
         """Make the Reshape with a constant target."""
         target = make_int64s(op, plan.target)
-        return [
-            make(op, "Reshape", [plan.x, target], like(plan.replaced[0]), name=plan.root.name)
-        ]
+        return [make(op, "Reshape", [plan.x, target], like(plan.replaced[0]), name=plan.root.name)]
 
 
 def _refuse_if_needed(node: ir.Node, found: _Sizes) -> None:
@@ -172,7 +176,7 @@ def _refuse_if_needed(node: ir.Node, found: _Sizes) -> None:
     result = node.outputs[0]
     readings = [_read(use.node.outputs[0]) for use in result.uses()]
     picked = all(reading is not None and reading.is_known() for reading in readings)
-    if readings and picked and not result.is_graph_output() and is_used(result):
+    if picked and not result.is_graph_output():
         return
     unknown = ", ".join(
         f"{size.axis} ({_dim_name(size)})" for size in found.sizes if size.known is None
@@ -186,7 +190,8 @@ def _refuse_if_needed(node: ir.Node, found: _Sizes) -> None:
 
 
 def _dim_name(size: _Size) -> str:
-    assert size.source is not None and size.source.shape is not None
+    assert size.source is not None
+    assert size.source.shape is not None
     dim = size.source.shape[size.axis]
     name = dim if isinstance(dim, int) else dim.value
     return "unnamed" if name is None else f"'{name}'"
@@ -265,9 +270,9 @@ def _slice(node: ir.Node) -> _Sizes | None:
 
 
 def _squeeze(node: ir.Node) -> _Sizes | None:
+    # A vector of one number has one axis: it is the one that goes, named or not.
     found = _source(node)
-    axes = [0] if input_at(node, 1) is None else constant_ints(input_at(node, 1))
-    if found is None or found.rank != 1 or len(found.sizes) != 1 or axes not in ([0], [-1]):
+    if found is None or found.rank != 1 or len(found.sizes) != 1:
         return None
     return _Sizes(found.sizes, 0, (node, *found.nodes))
 

@@ -28,7 +28,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from onnxscript.rewriter import RewriterContext, RewriteRule
+from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.lowering._constants import make_scalar
 from mobius_ir_rules.rule import Plan, Rule, refuse
@@ -45,7 +45,7 @@ from mobius_ir_rules.values import (
 )
 
 
-def fused_matmul_to_primitives_rules() -> list[RewriteRule]:
+def fused_matmul_to_primitives_rules() -> list[Rule]:
     """Return the rules of this module."""
     return [FusedMatMulToPrimitives()]
 

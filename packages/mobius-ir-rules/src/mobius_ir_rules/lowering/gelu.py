@@ -15,7 +15,8 @@ y = Mul (Mul (x, 0.5), Add (Erf (Mul (x, sqrt(1/2))), 1))
 and for `approximate = "tanh"`:
 
 ```
-y = Mul (Mul (x, 0.5), Add (Tanh (Mul (Mul (x, sqrt(2/pi)), Add (Mul (Mul (x, x), 0.044715), 1))), 1))
+t = Tanh (Mul (Mul (x, sqrt(2/pi)), Add (Mul (Mul (x, x), 0.044715), 1)))
+y = Mul (Mul (x, 0.5), Add (t, 1))
 ```
 
 **After** `gelu_to_microsoft_rules()`, for targets such as DirectML that have only these:
@@ -30,7 +31,7 @@ import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from onnxscript.rewriter import RewriterContext, RewriteRule
+from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.lowering._constants import make_scalar
 from mobius_ir_rules.rule import Plan, Rule, refuse
@@ -46,12 +47,12 @@ from mobius_ir_rules.values import (
 _MICROSOFT_OPERATORS = {"none": "Gelu", "tanh": "FastGelu"}
 
 
-def gelu_to_primitives_rules() -> list[RewriteRule]:
+def gelu_to_primitives_rules() -> list[Rule]:
     """Return the rule that writes a Gelu in Mul, Add and Erf or Tanh."""
     return [GeluToPrimitives()]
 
 
-def gelu_to_microsoft_rules() -> list[RewriteRule]:
+def gelu_to_microsoft_rules() -> list[Rule]:
     """Return the rule that makes com.microsoft's Gelu or FastGelu of a Gelu."""
     return [GeluToMicrosoft()]
 

@@ -31,7 +31,7 @@ import math
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from onnxscript.rewriter import RewriterContext, RewriteRule
+from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.lowering._constants import make_scalar
 from mobius_ir_rules.lowering._normalization import (
@@ -55,7 +55,7 @@ from mobius_ir_rules.values import (
 )
 
 
-def layer_normalization_to_primitives_rules() -> list[RewriteRule]:
+def layer_normalization_to_primitives_rules() -> list[Rule]:
     """Return the rules of this module."""
     return [LayerNormalizationToPrimitives()]
 
@@ -94,8 +94,11 @@ class LayerNormalizationToPrimitives(Rule):
             )
         mean, deviation = output_at(node, 1), output_at(node, 2)
         used = (is_used(mean), is_used(deviation))
-        wanted = [value for value, is_wanted in zip((mean, deviation), used, strict=True)
-                  if value is not None and is_wanted]
+        wanted = [
+            value
+            for value, is_wanted in zip((mean, deviation), used, strict=True)
+            if value is not None and is_wanted
+        ]
         return _LayerNormalizationPlan(
             root=node,
             replaced=(node.outputs[0], *wanted),

@@ -24,13 +24,13 @@ import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from onnxscript.rewriter import RewriterContext, RewriteRule
+from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.rule import Plan, Rule
 from mobius_ir_rules.values import is_binary, like, make, producer_of
 
 
-def or_to_primitives_rules() -> list[RewriteRule]:
+def or_to_primitives_rules() -> list[Rule]:
     """Return the rules of this module."""
     return [OrToPrimitives()]
 

@@ -1,4 +1,4 @@
-"""`rms_normalization_to_primitives_rules()`: ai.onnx RMSNormalization -> Mul, ReduceMean, Sqrt, Div.
+"""`rms_normalization_to_primitives_rules()`: RMSNormalization -> ReduceMean, Sqrt, Div, Mul.
 
 For targets and opsets without `RMSNormalization`, which exists from opset 23 on.
 
@@ -27,7 +27,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from onnxscript.rewriter import RewriterContext, RewriteRule
+from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.lowering._constants import make_scalar
 from mobius_ir_rules.lowering._normalization import (
@@ -47,7 +47,7 @@ from mobius_ir_rules.values import (
 )
 
 
-def rms_normalization_to_primitives_rules() -> list[RewriteRule]:
+def rms_normalization_to_primitives_rules() -> list[Rule]:
     """Return the rules of this module."""
     return [RMSNormalizationToPrimitives()]
 

@@ -1,4 +1,4 @@
-"""`rotary_embedding_to_primitives_rules()`: ai.onnx RotaryEmbedding -> Gather, Split, Mul, Add, Sub.
+"""`rotary_embedding_to_primitives_rules()`: RotaryEmbedding -> Gather, Split, Mul, Add.
 
 For targets and opsets without `RotaryEmbedding`, which exists from opset 23 on. (For those that
 have com.microsoft's, see `rotary_embedding_to_microsoft`.)
@@ -32,7 +32,7 @@ import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from onnxscript.rewriter import RewriterContext, RewriteRule
+from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.rule import Plan, Rule, refuse
 from mobius_ir_rules.values import (
@@ -50,7 +50,7 @@ from mobius_ir_rules.values import (
 )
 
 
-def rotary_embedding_to_primitives_rules() -> list[RewriteRule]:
+def rotary_embedding_to_primitives_rules() -> list[Rule]:
     """Return the rules of this module."""
     return [RotaryEmbeddingToPrimitives()]
 
@@ -162,9 +162,7 @@ class _Emitter:
             return x
         assert x.shape is not None
         shape = ir.Shape([x.shape[0], x.shape[1], *sizes])
-        return make(
-            self.op, "Reshape", [x, make_int64s(self.op, [0, 0, *sizes])], (x.dtype, shape)
-        )
+        return make(self.op, "Reshape", [x, make_int64s(self.op, [0, 0, *sizes])], (x.dtype, shape))
 
     def table(self, table: ir.Value) -> ir.Value:
         """Return cos or sin of each token, to be multiplied with the pairs of all heads."""

@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from onnxscript.rewriter import RewriterContext, RewriteRule
+from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.lowering._constants import make_scalar
 from mobius_ir_rules.lowering.rotary_embedding import RotaryEmbeddingPlan, plan_rotary_embedding
@@ -34,7 +34,7 @@ from mobius_ir_rules.values import MICROSOFT, describe_node, like, make, make_in
 _INT64 = ir.DataType.INT64
 
 
-def rotary_embedding_to_microsoft_rules() -> list[RewriteRule]:
+def rotary_embedding_to_microsoft_rules() -> list[Rule]:
     """Return the rules of this module."""
     return [RotaryEmbeddingToMicrosoft()]
 

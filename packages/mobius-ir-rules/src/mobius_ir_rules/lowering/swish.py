@@ -24,14 +24,14 @@ import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from onnxscript.rewriter import RewriterContext, RewriteRule
+from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.lowering._constants import make_scalar
 from mobius_ir_rules.rule import Plan, Rule, refuse
 from mobius_ir_rules.values import describe_node, float_attribute, input_at, like, make
 
 
-def swish_to_primitives_rules() -> list[RewriteRule]:
+def swish_to_primitives_rules() -> list[Rule]:
     """Return the rules of this module."""
     return [SwishToPrimitives()]
 

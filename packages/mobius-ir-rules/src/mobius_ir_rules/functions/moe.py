@@ -1,0 +1,120 @@
+"""Body of `com.microsoft::MoE`: each token goes through its `k` best experts, and no others.
+
+    output = MoE(input, router_probs, fc1_experts_weights, fc1_experts_bias, fc2_experts_weights,
+                 fc2_experts_bias, fc3_experts_weights, fc3_experts_bias; k, activation_type, ...)
+
+`input` is `[tokens, hidden]` or `[batch, sequence, hidden]`, `router_probs` `[tokens, experts]`:
+logits, of which the softmax over all experts is the routing weight, divided by the sum of the `k`
+best with `normalize_routing_weights`. Expert weights are `[experts, out, in]`, biases
+`[experts, out]`. What an expert computes is in `mobius_ir_rules.functions.experts`.
+
+**Cost.** There are `P = tokens * k` pairs of a token and an expert. The pairs of one expert are
+laid out in tiles of `B = ceil(P / active experts)` rows, each tile with a copy of the weights of
+its expert, and the tiles are one batched product. An expert with `c` pairs takes `ceil(c / B)`
+tiles, so whatever the router says there are less than twice as many tiles as active experts, and
+less than `2 P` rows: at most twice the routed experts' work, and in decoding (one token) exactly
+`k` experts. The number of nodes depends on nothing, and there is no loop.
+
+The routing is computed in float32, the experts in the type of `input`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import OpBuilder
+
+from mobius_ir_rules.functions.calls import (
+    CallBody,
+    given_inputs,
+    make_call_body,
+    refuse_attributes,
+    require_inputs,
+)
+from mobius_ir_rules.functions.experts import (
+    EXPERT_ATTRIBUTES,
+    Activation,
+    Tiles,
+    activation_attributes,
+    read_activation,
+    routed_experts,
+)
+from mobius_ir_rules.values import MICROSOFT, int_attribute
+
+MOE = (MICROSOFT, "MoE")
+
+_INPUTS = (
+    "input",
+    "router_probs",
+    "fc1_experts_weights",
+    "fc1_experts_bias",
+    "fc2_experts_weights",
+    "fc2_experts_bias",
+    "fc3_experts_weights",
+    "fc3_experts_bias",
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class MoeForm:
+    """What decides the nodes of the body."""
+
+    given: tuple[str, ...]
+    k: int
+    normalize: bool
+    activation: Activation
+
+
+def read_moe(node: ir.Node) -> MoeForm:
+    """Return the form of the call.
+
+    Raises:
+        RefusedError: If the body does not compute the call.
+    """
+    given = given_inputs(node, _INPUTS)
+    needed = ("input", "router_probs", "fc1_experts_weights", "fc2_experts_weights")
+    require_inputs(node, given, needed)
+    refuse_attributes(node, {"use_sparse_mixer": 0})
+    return MoeForm(
+        given=given,
+        k=int_attribute(node, "k", 1),
+        normalize=bool(int_attribute(node, "normalize_routing_weights", 0)),
+        activation=read_activation(node, separate_gate="fc3_experts_weights" in given),
+    )
+
+
+def build_moe(form: MoeForm, opset_version: int) -> ir.Function:
+    """Return the body of MoE for the form and `opset_version`."""
+
+    def body(op: OpBuilder, inputs: Mapping[str, ir.Value]) -> Any:
+        def weights(op: OpBuilder, layer: str, tiles: Tiles) -> Any:
+            return op.Gather(inputs[f"{layer}_experts_weights"], tiles.expert)
+
+        return routed_experts(
+            op,
+            inputs["input"],
+            inputs["router_probs"],
+            {name[:3]: value for name, value in inputs.items() if name.endswith("_bias")},
+            weights,
+            k=form.k,
+            normalize=form.normalize,
+            activation=form.activation,
+            separate_gate="fc3_experts_weights" in form.given,
+            opset_version=opset_version,
+        )
+
+    attributes = [
+        ir.AttrInt64("k", form.k),
+        ir.AttrInt64("normalize_routing_weights", int(form.normalize)),
+        ir.AttrInt64("use_sparse_mixer", 0),
+        *activation_attributes(form.activation),
+    ]
+    assert {attribute.name for attribute in attributes} >= EXPERT_ATTRIBUTES - {"swiglu_limit"}
+    return make_call_body(MOE, _INPUTS, form.given, ["output"], attributes, body, opset_version)
+
+
+MOE_BODY = CallBody(read_moe, build_moe)
+"""Row of the table of bodies."""
