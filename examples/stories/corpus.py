@@ -3,9 +3,9 @@
 A story has a hero who owns a toy, something that goes wrong with the toy, and somebody who helps.
 Names, pronouns, the toy and the place agree from the first sentence to the last.
 
-No choice is uniform: each list of options is ordered, an option is twice as likely as the next,
-and each hero starts the lists at a different option. A model that learns the grammar therefore
-has a clear favourite at every choice, and a different story for every hero.
+No choice is uniform: each list of options is ordered from likely to unlikely, and each hero
+starts the lists at a different option. A model that learns the grammar therefore has a clear
+favourite at every choice, and a different story for every hero.
 """
 
 from __future__ import annotations
@@ -20,8 +20,14 @@ import words
 
 T = TypeVar("T")
 
-SHARE_OF_FRIENDS = 0.65
-"""How often a friend comes along."""
+SHARE_OF_FRIENDS = 0.8
+"""How often a friend comes along, unless the story is about a lonely child."""
+
+SKEW = 2.5
+"""How much likelier an option is than the next."""
+
+LEAST_WEIGHT = 0.1
+"""The smallest weight of an option; the first one has 1."""
 
 SHARE_OF_EXTRAS = 0.7
 """How often an optional sentence is kept."""
@@ -29,7 +35,7 @@ SHARE_OF_EXTRAS = 0.7
 
 @dataclass(frozen=True)
 class Chooser:
-    """Draws from ordered options, each twice as likely as the next.
+    """Draws from ordered options, the first ones much more often than the last ones.
 
     Attributes:
         rng: The source of randomness.
@@ -43,7 +49,7 @@ class Chooser:
         """Returns one of the options."""
         start = self.shift % len(options)
         rotated = [*options[start:], *options[:start]]
-        weights = [max(2.0**-rank, 0.125) for rank in range(len(rotated))]
+        weights = [max(SKEW**-rank, LEAST_WEIGHT) for rank in range(len(rotated))]
         return self.rng.choices(rotated, weights)[0]
 
     def maybe(self, sentence: str) -> list[str]:

@@ -118,12 +118,14 @@ def collate(rows: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
     return tokens, labels
 
 
-def batches(rows: list[list[int]], recipe: Recipe) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yields every row once, in batches of rows of similar length."""
+def batches(
+    tokenizer: PreTrainedTokenizerBase, stories: list[str], recipe: Recipe
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yields every story once, in batches of stories of similar length."""
     rng = random.Random(recipe.seed)
     size = recipe.batch * recipe.bucket
-    for start in range(0, len(rows), size):
-        bucket = sorted(rows[start : start + size], key=len)
+    for start in range(0, len(stories), size):
+        bucket = sorted(encode(tokenizer, stories[start : start + size]), key=len)
         groups = [bucket[i : i + recipe.batch] for i in range(0, len(bucket), recipe.batch)]
         rng.shuffle(groups)
         yield from map(collate, groups)
@@ -140,12 +142,17 @@ def make_optimizer(model: PreTrainedModel, recipe: Recipe) -> torch.optim.Optimi
     return torch.optim.AdamW(groups, lr=recipe.peak_rate, betas=(0.9, 0.97))
 
 
-def train(model: LlamaForCausalLM, rows: list[list[int]], recipe: Recipe) -> None:
-    """Trains the model in place, one pass over the rows."""
+def train(
+    model: LlamaForCausalLM,
+    tokenizer: PreTrainedTokenizerBase,
+    stories: list[str],
+    recipe: Recipe,
+) -> None:
+    """Trains the model in place, one pass over the stories."""
     optimizer = make_optimizer(model, recipe)
     model.train()
     started = time.perf_counter()
-    for step, (tokens, labels) in enumerate(batches(rows, recipe)):
+    for step, (tokens, labels) in enumerate(batches(tokenizer, stories, recipe)):
         for group in optimizer.param_groups:
             group["lr"] = recipe.rate(step)
         loss = model(input_ids=tokens, labels=labels).loss
@@ -225,7 +232,7 @@ def main() -> None:
         torch.manual_seed(recipe.seed)
         tokenizer = train_tokenizer(stories[:20000], VOCAB_SIZE, POSITIONS)
         model = make_model()
-        train(model, encode(tokenizer, stories), recipe)
+        train(model, tokenizer, stories, recipe)
         save(model, tokenizer, arguments.out)
     evaluate(arguments.out, stories)
 

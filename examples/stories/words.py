@@ -42,7 +42,7 @@ class Child:
 
 
 CHILDREN = (
-    Child("Lily", GIRL, 8),
+    Child("Lily", GIRL, 10),
     Child("Ben", BOY, 6),
     Child("Mia", GIRL, 4),
     Child("Tom", BOY, 4),
@@ -90,7 +90,7 @@ PLACES = (
 COLORS = ("red", "blue", "green", "yellow", "pink", "white")
 
 TOY_PLOTS: dict[str, tuple[str, ...]] = {
-    "ball": ("taken", "lonely", "lost", "water", "stuck"),
+    "ball": ("taken", "lost", "lonely", "water", "stuck"),
     "kite": ("stuck", "broken", "lonely", "lost"),
     "doll": ("lost", "taken", "broken", "water"),
     "boat": ("water", "broken", "lonely", "lost"),
@@ -100,7 +100,7 @@ TOY_PLOTS: dict[str, tuple[str, ...]] = {
 }
 """The toys, each with the plots it may have a part in, most likely first."""
 
-ADULTS = {"mom": GIRL, "dad": BOY, "grandma": GIRL, "grandpa": BOY}
+ADULTS = {"mom": GIRL, "grandma": GIRL, "dad": BOY, "grandpa": BOY}
 """Grown-ups who give toys and mend them."""
 
 ANIMALS: dict[str, tuple[str, ...]] = {

@@ -24,11 +24,11 @@ CHECKPOINT = Path(os.environ.get("MOBIUS_REAL_CHECKPOINT") or DEFAULT)
 
 QUESTION = "Why is the sky blue? Explain it to a ten-year-old."
 STORY = "Once upon a time"
-# ", in a small village nestled in the rolling hills of the countryside, ..." of these weights.
+# ", the city of Nova Haven was a thriving metropolis, ...": how these weights continue STORY.
 KNOWN = [28, 260, 2240, 282, 23324, 27108, 436, 253, 15114, 39228]
 KNOWN += [28, 351, 25854, 41658, 284, 14055, 9018, 30, 1249, 347]
 LIMIT = 64
-TOLERANCE = 1e-3  # of logits that reach 30, after 30 layers in float32
+TOLERANCE = 1e-3  # of logits that reach 36; it is below the smallest margin of the prompts
 
 pytestmark = [
     pytest.mark.slow,

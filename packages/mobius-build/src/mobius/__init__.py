@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from mobius_eps import (
         EpCapabilities,
         EpRegistry,
+        Lack,
         MobiusError,
         UnknownEpError,
         build_context,
@@ -32,6 +33,7 @@ __all__ = [
     "ArchitectureConfig",
     "EpCapabilities",
     "EpRegistry",
+    "Lack",
     "MobiusError",
     "ModelPackage",
     "OptimizationReport",
@@ -55,6 +57,7 @@ _HOMES = {
     "ArchitectureConfig": "mobius_components",
     "EpCapabilities": "mobius_eps",
     "EpRegistry": "mobius_eps",
+    "Lack": "mobius_eps",
     "MobiusError": "mobius_eps",
     "ModelPackage": "mobius.package",
     "OptimizationReport": "mobius.report",

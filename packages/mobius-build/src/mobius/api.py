@@ -13,6 +13,7 @@ from mobius_eps import EpCapabilities, MobiusError, build_context, get_ep
 from onnxscript import nn
 
 from mobius.dtypes import parse_dtype
+from mobius.opsets import parse_opset
 from mobius.optimizer import optimize_model
 from mobius.package import ModelPackage
 from mobius.sources import SourceOptions, open_model
@@ -38,6 +39,7 @@ def build(
     execution_provider: str | EpCapabilities = "default",
     dtype: str | ir.DataType | None = None,
     task: str | Task | None = None,
+    opset: int | None = None,
     load_weights: bool = True,
     trace_optimization: bool = False,
     revision: str | None = None,
@@ -55,6 +57,8 @@ def build(
         dtype: Element type of weights and activations (`"f16"`, `ir.DataType.FLOAT16`, ...);
             `None` means the checkpoint's own where the EP runs it, float32 where it does not.
         task: Key of `mobius.tasks.TASKS`, or a task; `None` means the one that the source knows.
+        opset: Newest opset that the graphs may be in, from 17 to 24; `None` for the newest that
+            the EP runs.
         load_weights: Bind the checkpoint's tensors (they stay on disk until the package is saved).
         trace_optimization: Log what each optimisation did on the logger `mobius._optimizations`.
         revision: Branch, tag or commit on the hub.
@@ -65,11 +69,12 @@ def build(
         source: Entry point of the group `mobius.sources` that opens the model.
 
     Raises:
-        ValueError: for an unknown EP, dtype or task, before anything is downloaded.
+        ValueError: for an unknown EP, dtype, task or opset, before anything is downloaded.
         MobiusError: for whatever is wrong with the checkpoint.
     """
     capabilities = _capabilities(execution_provider)
     requested = None if dtype is None else _checked_dtype(dtype, capabilities)
+    parse_opset(opset)
     if task is not None:
         _find_task(task)
     options = SourceOptions(
@@ -86,11 +91,10 @@ def build(
         capabilities,
         requested or _default_dtype(opened.config, capabilities),
         _find_task(task or opened.task),
+        opset,
         trace_optimization,
     )
-    package = package.with_source(
-        name=opened.name, revision=opened.revision, files=opened.files
-    )
+    package = package.with_source(name=opened.name, revision=opened.revision, files=opened.files)
     if load_weights:
         package.apply_weights(opened.load_weights())
     return package
@@ -103,6 +107,7 @@ def build_from_module(
     execution_provider: str | EpCapabilities = "default",
     dtype: str | ir.DataType | None = None,
     task: str | Task = DEFAULT_TASK,
+    opset: int | None = None,
     weights: Mapping[str, ir.TensorProtocol] | None = None,
     trace_optimization: bool = False,
 ) -> ModelPackage:
@@ -114,20 +119,22 @@ def build_from_module(
         execution_provider: Name of a registered EP, or its capabilities.
         dtype: Element type of weights and activations; `None` as for `build`.
         task: Key of `mobius.tasks.TASKS`, or a task.
+        opset: Newest opset that the graphs may be in, from 17 to 24; `None` as for `build`.
         weights: Tensor for each parameter name; `None` builds the graphs without weights.
         trace_optimization: Log what each optimisation did.
 
     Raises:
-        ValueError: for an unknown EP, dtype or task.
+        ValueError: for an unknown EP, dtype, task or opset.
     """
     capabilities = _capabilities(execution_provider)
+    parse_opset(opset)
     resolved = (
         _default_dtype(config, capabilities)
         if dtype is None
         else _checked_dtype(dtype, capabilities)
     )
     package = _build(
-        module, config, capabilities, resolved, _find_task(task), trace_optimization
+        module, config, capabilities, resolved, _find_task(task), opset, trace_optimization
     )
     if weights is not None:
         package.apply_weights(weights)
@@ -140,13 +147,19 @@ def _build(
     capabilities: EpCapabilities,
     dtype: ir.DataType,
     task: Task,
+    opset: int | None,
     trace: bool,
 ) -> ModelPackage:
     with build_context(capabilities, dtype):
         package = task.build(module, config)
     reports = {
         key: optimize_model(
-            model, ep=capabilities, dtype=dtype, role=package.roles[key], trace=trace
+            model,
+            ep=capabilities,
+            dtype=dtype,
+            role=package.roles[key],
+            opset=opset,
+            trace=trace,
         )
         for key, model in package.items()
     }

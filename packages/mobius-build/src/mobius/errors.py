@@ -1,4 +1,4 @@
-"""What can go wrong with a package and its weights.
+"""What can go wrong with a package, its weights, and files that are given to Mobius.
 
 Each error is a `mobius_eps.MobiusError` and also the builtin that a caller would expect. A message
 says what was found, where, and what to do next.
@@ -12,11 +12,14 @@ from collections.abc import Sequence
 from mobius_eps import MobiusError
 
 __all__ = [
+    "ModelFileError",
     "NonFiniteTensor",
     "NonFiniteWeightsError",
     "PackageError",
     "PackageLoadError",
     "PackageSaveError",
+    "ReportError",
+    "VerifyError",
     "WeightsError",
 ]
 
@@ -81,3 +84,15 @@ class NonFiniteWeightsError(WeightsError):
     def __init__(self, message: str, *, tensors: Sequence[NonFiniteTensor]) -> None:
         super().__init__(message)
         self.tensors = tuple(tensors)
+
+
+class ReportError(MobiusError, OSError):
+    """The HTML report cannot be written."""
+
+
+class ModelFileError(MobiusError, ValueError):
+    """A file is not an ONNX model that can be read with all of its data."""
+
+
+class VerifyError(MobiusError, ValueError):
+    """Two models cannot be compared."""

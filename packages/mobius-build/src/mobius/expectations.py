@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from mobius.dtypes import DTYPE_NAMES
+from mobius.op_support import lacks_of, uses_of, wrong_attributes
 from mobius.pipeline import GQA_FUSION
 from mobius.report import StageRecord, refusal_lines
 from mobius.stage import Target
@@ -34,7 +36,8 @@ def missed_gqa(model: ir.Model, target: Target, records: Sequence[StageRecord]) 
     """Return the warning if `GroupQueryAttention` was expected and `Attention` stayed.
 
     That is: GQAFusion ran, and an `Attention` with a cache stayed (one missed layer of 28 slows
-    each token down), or nothing was fused at all and any `Attention` stayed.
+    each token down), or nothing was fused at all and any `Attention` stayed. One that must stay,
+    because the target gets wrong what it would need, is not counted: the report has the reason.
 
     Args:
         model: The model after the fusion phase.
@@ -44,11 +47,12 @@ def missed_gqa(model: ir.Model, target: Target, records: Sequence[StageRecord]) 
     fusion = next((record for record in records if record.name == GQA_FUSION), None)
     if fusion is None:
         return None
+    wrong = wrong_attributes(target, "com.microsoft", "GroupQueryAttention")
     fused = kept = with_cache = 0
     for node in model.graph.all_nodes():
         if (node.domain, node.op_type) == ("com.microsoft", "GroupQueryAttention"):
             fused += 1
-        elif (node.domain, node.op_type) == ("", "Attention"):
+        elif (node.domain, node.op_type) == ("", "Attention") and not wrong & uses_of(node):
             kept += 1
             with_cache += len(node.inputs) > _PAST_KEY and node.inputs[_PAST_KEY] is not None
     if not with_cache and not (kept and not fused):
@@ -59,3 +63,29 @@ def missed_gqa(model: ir.Model, target: Target, records: Sequence[StageRecord]) 
         "than expected on this EP. Check that the attention pattern matches the GQA rewrite rule."
     )
     return "\n  ".join([message, *refusal_lines(fusion.refusals)])
+
+
+def still_lacking(model: ir.Model, target: Target) -> list[str]:
+    """Return a warning for each operator that stayed in the model although the target lacks it.
+
+    The runtime then runs it elsewhere, with copies around it, or not at all.
+
+    Args:
+        model: The model after the last phase.
+        target: What it is built for.
+    """
+    found: dict[tuple[str, str], list[ir.Node]] = collections.defaultdict(list)
+    reasons: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
+    for node in model.graph.all_nodes():
+        lacks = lacks_of(target, node.domain, node.op_type, uses_of(node))
+        if lacks:
+            operator = (f"{node.domain}::{node.op_type}".lstrip(":"), lacks[0].attribute or "")
+            found[operator].append(node)
+            reasons[operator].update(lack.reason for lack in lacks if lack.reason)
+    return [
+        f"{len(nodes)} {name} nodes{f' with {attribute}' if attribute else ''} stay that "
+        f"ep={target.capabilities.name!r} lacks in {target.dtype.name}: "
+        f"{'; '.join(sorted(reasons[name, attribute])) or 'no reason is registered'} "
+        f"(first: {nodes[0].name})."
+        for (name, attribute), nodes in found.items()
+    ]

@@ -1,7 +1,7 @@
 """`runs(target, domain, op_type)`: whether a target runs an operator; tables, no names of EPs.
 
-The one place where all that says so comes together: the domains that a target allows, its flags, its
-lacks, and the opset that the model is brought down to.
+The one place where all that says so comes together: the domains that a target allows, its flags,
+its lacks, and the opset that the model is brought down to.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ _OPTIONAL_VALUES: Mapping[tuple[str, str], tuple[Mapping[int, str], Mapping[int,
 def runs(target: Target, domain: str, op_type: str, *attributes: str) -> bool:
     """Return whether the target runs the operator in its dtype, as far as capabilities say.
 
-    That is: the domain is allowed, the operator is there in the opset that the model is brought
-    down to, its flag is not off, and it is not in `lacks`.
+    That is: the domain is allowed, the operator exists in the opset of the result, its flag is not
+    off, and it is not in `lacks`.
 
     Args:
         target: Capabilities, dtype and opset.
@@ -83,7 +83,7 @@ def runs(target: Target, domain: str, op_type: str, *attributes: str) -> bool:
     has_kernel = OP_CAPABILITY.get((domain, op_type))
     return (
         domain in capabilities.allowed_domains
-        and target.max_opset >= SINCE_VERSION.get((domain, op_type), 0)
+        and target.result_opset >= SINCE_VERSION.get((domain, op_type), 0)
         and (has_kernel is None or has_kernel(capabilities))
         and not lacks_of(target, domain, op_type, attributes)
     )
@@ -93,13 +93,6 @@ def runs_node(target: Target, node: ir.Node) -> bool:
     """Return whether the target runs an operator as the node uses it, in the node's own dtype."""
     target = dataclasses.replace(target, dtype=dtype_of(node) or target.dtype)
     return runs(target, node.domain, node.op_type, *uses_of(node))
-
-
-def runs_in_every_use(target: Target, domain: str, op_type: str) -> bool:
-    """Return whether the target runs the operator whatever it is used with, in any dtype."""
-    return runs(target, domain, op_type) and not any(
-        (lack.domain, lack.op_type) == (domain, op_type) for lack in target.capabilities.lacks
-    )
 
 
 def lacks_of(
@@ -135,8 +128,16 @@ def uses_of(node: ir.Node) -> frozenset[str]:
     return frozenset(
         [
             *(name for name, attribute in node.attributes.items() if _is_set(attribute)),
-            *(inputs[i] for i, value in enumerate(node.inputs) if i in inputs and value is not None),
-            *(outputs[i] for i, value in enumerate(node.outputs) if i in outputs and _is_used(value)),
+            *(
+                inputs[i]
+                for i, value in enumerate(node.inputs)
+                if i in inputs and value is not None
+            ),
+            *(
+                outputs[i]
+                for i, value in enumerate(node.outputs)
+                if i in outputs and _is_used(value)
+            ),
         ]
     )
 

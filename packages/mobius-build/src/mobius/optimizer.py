@@ -11,15 +11,17 @@ from typing import Protocol
 import onnx_ir as ir
 
 from mobius.dtypes import parse_dtype
-from mobius.expectations import missed_gqa, other_dtype
+from mobius.expectations import missed_gqa, other_dtype, still_lacking
 from mobius.histogram import Histogram, changes, op_histogram
+from mobius.layer_graph import layer_graph, pick_layer
+from mobius.opsets import parse_opset
 from mobius.pipeline import plan_for
 from mobius.report import OptimizationReport, StageRecord
 from mobius.roles import parse_role
 from mobius.stage import Phase, Stage, Target
 from mobius.stage_pass import StageResult
 from mobius.trace import Trace
-from mobius_eps import EpCapabilities, get_ep
+from mobius_eps import NEWEST_OPSET, EpCapabilities, get_ep
 from mobius_ir_rules.passes import InvariantError, check_model_invariants
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ def optimize_model(
     dtype: str | ir.DataType | None = None,
     role: str = "decoder",
     *,
+    opset: int | None = None,
     trace: bool = False,
 ) -> OptimizationReport:
     """Rewrite `model` in place for an execution provider.
@@ -66,6 +69,9 @@ def optimize_model(
         dtype: Element type of the model's weights and activations, which decides what fuses;
             `None` means float32. Nothing is cast.
         role: What the model is for: `"decoder"`, `"vision"`, `"encoder"` or `"embedding"`.
+        opset: Newest opset that the result may be in, from 17 to 24; what an older one lacks is
+            written in operators that it has. `None` means the newest that the provider runs. A
+            model that is older stays as old as it is.
         trace: Log what each stage did on the logger `mobius._optimizations`, at level INFO.
 
     Returns:
@@ -75,12 +81,15 @@ def optimize_model(
         UnknownEpError: (a `ValueError`) if no such execution provider is registered.
         UnknownDtypeError: (a `ValueError`) if no model can be built in the dtype.
         UnknownRoleError: (a `ValueError`) if there is no such role.
+        UnsupportedOpsetError: (a `ValueError`) if no model can be brought to the opset.
         TypeError: if `model` is no `ir.Model`. Nothing has been touched in all these cases.
+        OpsetError: (a `ValueError`) if the model holds what `opset` cannot say.
         InvariantError: (a `ValueError`) if the result is no valid model for the target, for
             instance because an operator is of a domain that it does not allow.
 
     Warns:
-        UserWarning: if attention should have been fused for the target and was not.
+        UserWarning: if attention should have been fused for the target and was not, or if
+            operators stay that the target lacks.
     """
     if not isinstance(model, ir.Model):
         raise TypeError(
@@ -92,6 +101,8 @@ def optimize_model(
         capabilities,
         ir.DataType.FLOAT if dtype is None else parse_dtype(dtype),
         parse_role(role),
+        parse_opset(opset),
+        model.opset_imports.get("", NEWEST_OPSET),
     )
     mismatch = other_dtype(model, target)
     if mismatch is not None:
@@ -142,6 +153,9 @@ def run_stages(
     records: list[StageRecord] = []
     notes: list[str] = []
     histogram = op_histogram(model)
+    operators_before = tuple(sorted(histogram.items()))
+    layer = pick_layer(model)
+    layer_before = None if layer is None else layer_graph(model, layer)
     for observer in observers:
         observer.started(target)
     for phase in Phase:
@@ -157,10 +171,18 @@ def run_stages(
         if phase is Phase.FUSION:
             note = missed_gqa(model, target, records)
             notes.extend([] if note is None else [note])
+    notes.extend(still_lacking(model, target))
     for observer in observers:
         observer.finished(records)
     return OptimizationReport(
-        target.capabilities.name, target.dtype, target.role, tuple(records), tuple(notes)
+        target.capabilities.name,
+        target.dtype,
+        target.role,
+        tuple(records),
+        tuple(notes),
+        operators_before,
+        layer_before,
+        None if layer is None else layer_graph(model, layer),
     )
 
 

@@ -13,13 +13,16 @@ import onnx_ir.passes.common as common_passes
 from onnxscript.rewriter import RewriteRule
 
 from mobius.dtypes import parse_dtype
-from mobius.op_support import runs, wrong_attributes
+from mobius.lowerings import FUSED_MAT_MUL, LOWERINGS, BringDown
+from mobius.op_support import SINCE_VERSION, runs, wrong_attributes
+from mobius.opsets import parse_opset
 from mobius.roles import Role, parse_role
 from mobius.stage import Phase, Stage, Target
 from mobius.stage_pass import RuleGroup, Steps, UniqueNames
 from mobius_eps import EpCapabilities, get_ep
 from mobius_ir_rules.functions import FUNCTIONS
 from mobius_ir_rules.functions.attach import AttachFunctions
+from mobius_ir_rules.fusion.bias_gelu import OPERATORS as BIAS_GELU_OPERATORS
 from mobius_ir_rules.fusion.bias_gelu import bias_gelu_rules
 from mobius_ir_rules.fusion.fused_mat_mul import fused_matmul_rules
 from mobius_ir_rules.fusion.gelu import gelu_rules
@@ -49,7 +52,11 @@ _MICROSOFT = "com.microsoft"
 
 
 def plan(
-    ep: str | EpCapabilities, dtype: str | ir.DataType, role: str = Role.DECODER
+    ep: str | EpCapabilities,
+    dtype: str | ir.DataType,
+    role: str = Role.DECODER,
+    *,
+    opset: int | None = None,
 ) -> tuple[Stage, ...]:
     """Return the stages that would run, in order, without a model.
 
@@ -57,12 +64,13 @@ def plan(
         ep: Name of a registered execution provider, or its capabilities.
         dtype: Element type of weights and activations.
         role: What the model is for.
+        opset: Newest opset that the result may be in; `None` for whatever the provider runs.
 
     Raises:
         ValueError: if one of them is unknown.
     """
     capabilities = ep if isinstance(ep, EpCapabilities) else get_ep(ep)
-    return plan_for(Target(capabilities, parse_dtype(dtype), parse_role(role)))
+    return plan_for(Target(capabilities, parse_dtype(dtype), parse_role(role), parse_opset(opset)))
 
 
 def plan_for(target: Target) -> tuple[Stage, ...]:
@@ -92,11 +100,20 @@ def _separates_rope(target: Target) -> bool:
 
 
 def _runs_any(*op_types: str) -> Callable[[Target], bool]:
-    """Return whether a target runs one of the operators of com.microsoft that a stage makes.
-
-    Those of them that it lacks are expanded by InlinePass.
-    """
+    """Return whether a target runs one of the operators of com.microsoft that a stage makes."""
     return lambda target: any(runs(target, _MICROSOFT, op_type) for op_type in op_types)
+
+
+def _fuses_gelu(target: Target) -> bool:
+    """Return whether the target has a GELU; LowerGelu gives it the one that it has."""
+    return target.model_opset >= SINCE_VERSION["", "Gelu"] and (
+        runs(target, "", "Gelu")
+        or (runs(target, _MICROSOFT, "Gelu") and runs(target, _MICROSOFT, "FastGelu"))
+    )
+
+
+def _lowers_opset(target: Target) -> bool:
+    return target.result_opset < target.model_opset
 
 
 def _rule_group(factory: Callable[[], Sequence[RewriteRule]]) -> Callable[[Target], RuleGroup]:
@@ -121,6 +138,11 @@ def _make_gqa_fusion(target: Target) -> RuleGroup:
         explicit_positions=_separates_rope(target),
     )
     return RuleGroup(rules, [EliminateCommonSubexpressions(), RemoveUnused()])
+
+
+def _make_bias_gelu(target: Target) -> RuleGroup:
+    operators = [name for name in BIAS_GELU_OPERATORS if runs(target, _MICROSOFT, name)]
+    return RuleGroup(bias_gelu_rules(operators), [RemoveUnused()])
 
 
 def _make_separate_rope(target: Target) -> RuleGroup:
@@ -195,13 +217,14 @@ STAGES: tuple[Stage, ...] = (
         _runs_any("SkipLayerNormalization"),
         _rule_group(skip_layer_norm_rules),
     ),
-    Stage(Phase.FUSION, "GeluFusion", _always, _rule_group(gelu_rules)),
-    Stage(
-        Phase.FUSION, "BiasGelu", _runs_any("BiasGelu", "FastGelu"), _rule_group(bias_gelu_rules)
-    ),
+    Stage(Phase.FUSION, "GeluFusion", _fuses_gelu, _rule_group(gelu_rules)),
+    Stage(Phase.FUSION, "BiasGelu", _runs_any(*BIAS_GELU_OPERATORS), _make_bias_gelu),
+    Stage(Phase.INLINE, FUSED_MAT_MUL.stage_name, FUSED_MAT_MUL.needed, FUSED_MAT_MUL.make),
     Stage(Phase.INLINE, "InlinePass", _always, _make_inline),
     Stage(Phase.LOWERING, "SeparateRoPE", _separates_rope, _make_separate_rope),
     Stage(Phase.LOWERING, "UnpackQKV", _separates_rope, _rule_group(unpack_qkv_rules)),
+    *(Stage(Phase.LOWERING, each.stage_name, each.needed, each.make) for each in LOWERINGS),
+    Stage(Phase.LOWERING, "LowerOpset", _lowers_opset, BringDown),
     Stage(Phase.FOLD, "Fold", _always, _make_fold),
 )
 """Every stage of every target, in the order in which they run."""

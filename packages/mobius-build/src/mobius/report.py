@@ -10,6 +10,7 @@ from typing import Any
 
 import onnx_ir as ir
 
+from mobius.layer_graph import LayerGraph
 from mobius.stage import Phase
 from mobius_ir_rules.match_log import Refusal
 
@@ -75,6 +76,9 @@ class OptimizationReport:
         role: Role of the model.
         stages: One record a stage, in the order in which they ran.
         warnings: Expectations that the result does not meet.
+        operators_before: Each operator of the model as given, with its number of nodes.
+        layer_before: A layer of the model as given, to be drawn, if its layers have names.
+        layer_after: The same layer of the result.
     """
 
     ep: str
@@ -82,6 +86,18 @@ class OptimizationReport:
     role: str
     stages: tuple[StageRecord, ...]
     warnings: tuple[str, ...] = ()
+    operators_before: tuple[tuple[str, int], ...] = ()
+    layer_before: LayerGraph | None = None
+    layer_after: LayerGraph | None = None
+
+    @property
+    def operators_after(self) -> tuple[tuple[str, int], ...]:
+        """Each operator of the result, with its number of nodes."""
+        counts = collections.Counter(dict(self.operators_before))
+        for stage in self.stages:
+            for delta in stage.deltas:
+                counts[delta.op_type] += delta.count
+        return tuple(sorted((+counts).items()))
 
     @property
     def nodes_before(self) -> int:
@@ -115,6 +131,8 @@ class OptimizationReport:
             "role": str(self.role),
             "nodes_before": self.nodes_before,
             "nodes_after": self.nodes_after,
+            "operators_before": dict(self.operators_before),
+            "operators_after": dict(self.operators_after),
             "stages": [_stage_dict(stage) for stage in self.stages],
             "warnings": list(self.warnings),
         }

@@ -11,9 +11,7 @@ from onnxscript.rewriter import RewriterContext, RewriteRule
 from mobius_ir_rules import Plan, Rule
 
 
-def restricted(
-    rules: Iterable[RewriteRule], where: Callable[[ir.Node], bool]
-) -> list[RewriteRule]:
+def restricted(rules: Iterable[RewriteRule], where: Callable[[ir.Node], bool]) -> list[RewriteRule]:
     """Return the rules, each of which leaves the nodes alone for which `where` is false.
 
     A node that is left alone is no candidate: it is not refused, either.

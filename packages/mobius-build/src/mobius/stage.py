@@ -47,6 +47,11 @@ class Target:
         newest = self.capabilities.max_opset
         return newest if self.opset is None else min(self.opset, newest)
 
+    @property
+    def result_opset(self) -> int:
+        """The opset that the result will be in."""
+        return min(self.max_opset, self.model_opset)
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage:

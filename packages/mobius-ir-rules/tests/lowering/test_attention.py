@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 import onnx
+import onnx.reference
 import onnx_ir as ir
 import pytest
 
 from mobius_ir_rules.lowering.attention import attention_to_primitives_rules
-from mobius_ir_rules.testing import RuleCase, RuleConformance, op_counts
+from mobius_ir_rules.testing import RuleCase, RuleConformance, op_counts, random_inputs, run_model
 
 CONFORMANCE = RuleConformance(attention_to_primitives_rules)
 DIMS = {"B": 2, "S": 3, "P": 4}
@@ -20,7 +21,11 @@ MASKS = {
     "bool[S, T] mask": RANDOM.random((3, 7)) < 0.6,
     "float[B, 4, S, T] mask": RANDOM.standard_normal((2, 4, 3, 7)).astype(np.float32),
     "float[1, 1, S, T] mask": RANDOM.standard_normal((1, 1, 3, 7)).astype(np.float32),
+    "float[4, S, T] mask": RANDOM.standard_normal((4, 3, 7)).astype(np.float32),
+    "bool[1, S, T] mask": RANDOM.random((1, 3, 7)) < 0.6,
 }
+# A row of nothing but minus infinity, and one that is so where causality leaves it.
+INFINITE = np.array([[-np.inf] * 7, [-np.inf] * 6 + [0.0], [0.5] * 3 + [-np.inf] * 4], np.float32)
 ALL_MASKED = np.array([[True] * 7, [False] * 7, [True] + [False] * 6])
 
 
@@ -111,6 +116,57 @@ def test_a_fully_masked_row_gives_zeros_as_the_kernel_does():
     CONFORMANCE.check(RuleCase("masked", build, dims=DIMS, inputs={"mask": ALL_MASKED}))
 
 
+@pytest.mark.parametrize("attributes", ["", "is_causal = 1", "softcap = 1.5"])
+def test_a_row_of_minus_infinity_gives_zeros_as_the_kernel_does(attributes):
+    """Case C039: a floating-point mask of minus infinity."""
+    build = graph("float[S, T] mask", attributes)
+    case = RuleCase("infinite", build, dims=DIMS, inputs={"mask": INFINITE})
+    CONFORMANCE.check(case)
+    inputs = random_inputs(build(), DIMS, {"mask": INFINITE})
+    model = build()
+    assert CONFORMANCE.apply(model) == 1
+    found = run_model(model, inputs)["y"]
+    assert np.isfinite(found).all()
+    assert not found[:, 0].any()
+    assert found[:, 2].all()
+
+
+def test_causal_without_a_cache_starts_at_the_first_key():
+    """Case C015: one query and five keys, no cache: the query sees the first key only."""
+    text = """
+        <ir_version: 10, opset_import: ["" : 24]>
+        g (float[B, S, 32] q, float[B, T, 16] k, float[B, T, 16] v) => (float[B, S, 32] y) {
+            y = Attention <q_num_heads=4, kv_num_heads=2, is_causal=1> (q, k, v)
+        }"""
+    case = RuleCase(
+        "causal",
+        lambda: ir.from_proto(onnx.parser.parse_model(text)),
+        dims={"B": 2, "S": 1, "T": 5},
+    )
+    CONFORMANCE.check(case)
+
+
+@pytest.mark.parametrize("name", [*MASKS, "causal", "softcap comes before the mask"])
+def test_reference_evaluator(name):
+    """The second opinion, and the checker's."""
+    feeds = random_inputs(CASES[name](), DIMS, mask_of(name))
+    model = CASES[name]()
+    assert CONFORMANCE.apply(model) == 1
+    onnx.checker.check_model(ir.to_proto(model), full_check=True)
+    before, after = (
+        onnx.reference.ReferenceEvaluator(ir.to_proto(m)).run(None, feeds)
+        for m in (CASES[name](), model)
+    )
+    for old, new in zip(before, after, strict=True):
+        np.testing.assert_allclose(new, old, rtol=2e-5, atol=2e-5)
+
+
+def test_one_head_for_each_query_head_needs_no_grouping():
+    model = CASES["multi-head"]()
+    assert CONFORMANCE.apply(model) == 1
+    assert op_counts(model)["Reshape"] == 4  # query, key, value and the result
+
+
 def test_half_precision():
     CONFORMANCE.check(
         RuleCase(
@@ -150,6 +206,23 @@ REFUSALS = {
     "There are 4 query heads and 3 key/value heads; a multiple is needed.": (
         "float[B, S, 32] q, float[B, S, 24] k, float[B, S, 24] v",
         "y = Attention <q_num_heads=4, kv_num_heads=3> (q, k, v)",
+    ),
+    "Attention has left_window_size = 3; none, or -1, is needed.": (
+        "float[B, S, 32] q, float[B, S, 16] k, float[B, S, 16] v",
+        "y = Attention <q_num_heads=4, kv_num_heads=2, left_window_size=3> (q, k, v)",
+    ),
+    "Attention has the attribute sinks; none but those of opset 25 is needed.": (
+        "float[B, S, 32] q, float[B, S, 16] k, float[B, S, 16] v",
+        "y = Attention <q_num_heads=4, kv_num_heads=2, sinks=1> (q, k, v)",
+    ),
+    "The mask, the graph input 'm', is for 1 keys of unknown; one for all keys is needed.": (
+        "float[B, S, 32] q, float[B, S, 16] k, float[B, S, 16] v, bool[S, 1] m",
+        "y = Attention <q_num_heads=4, kv_num_heads=2> (q, k, v, m)",
+    ),
+    "The mask, the graph input 'm', is for 3 keys of 6; one for all keys is needed.": (
+        "float[B, S, 32] q, float[B, 2, 16] k, float[B, 2, 16] v, float[S, 3] m, "
+        "float[B, 2, 4, 8] pk, float[B, 2, 4, 8] pv",
+        "y = Attention <q_num_heads=4, kv_num_heads=2> (q, k, v, m, pk, pv)",
     ),
     "Only one of past_key and past_value is given; both or none are needed.": (
         "float[B, S, 32] q, float[B, S, 16] k, float[B, S, 16] v, float[B, 2, P, 8] pk",

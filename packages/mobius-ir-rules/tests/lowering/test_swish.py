@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from mobius_ir_rules.lowering.swish import swish_to_primitives_rules
+from mobius_ir_rules.passes import InferShapes
 from mobius_ir_rules.testing import RuleCase, RuleConformance, op_counts
 
 CONFORMANCE = RuleConformance(swish_to_primitives_rules)
@@ -51,6 +52,12 @@ def test_an_unknown_type_is_refused_where_a_constant_is_needed() -> None:
             copy.outputs[0].name = "copy"
             node.prepend(copy)
             node.replace_input_with(0, copy.outputs[0])
+            node.outputs[0].name = "activated"
+            node.outputs[0].type = None
+            last = ir.node("Identity", [node.outputs[0]])
+            last.outputs[0].name, last.outputs[0].type = "y", copy.inputs[0].type
+            node.append(last)
+            model.graph.outputs[0] = last.outputs[0]
             return model
 
         return make
@@ -71,5 +78,6 @@ def test_counts_of_two() -> None:
         g (float[N] x) => (float[N] y) { a = Swish (x)
             y = Swish <alpha = 0.5> (a) }"""
     model = ir.from_proto(onnx.parser.parse_model(text))
+    InferShapes()(model)
     assert CONFORMANCE.apply(model) == 2
     assert op_counts(model) == {"Sigmoid": 2, "Mul": 3, "Constant": 1}

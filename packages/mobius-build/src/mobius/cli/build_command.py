@@ -35,6 +35,10 @@ def build(
         str | None,
         typer.Option("--dtype", help="f32, f16 or bf16. [default: the checkpoint's own]"),
     ] = None,
+    opset: Annotated[
+        int | None,
+        typer.Option("--opset", help="Newest opset, 17 to 24. [default: what the EP runs]"),
+    ] = None,
     no_weights: Annotated[
         bool, typer.Option("--no-weights", help="Write the graphs only.")
     ] = False,
@@ -74,6 +78,7 @@ def build(
                 model,
                 execution_provider=ep,
                 dtype=dtype,
+                opset=opset,
                 load_weights=not no_weights,
                 trace_optimization=trace,
                 revision=revision,

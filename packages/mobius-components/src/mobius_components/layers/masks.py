@@ -38,18 +38,15 @@ def decoder_mask(
     return mask
 
 
-def alibi_bias(
-    op: OpBuilder, mask: ir.Value, attention_mask: ir.Value, num_heads: int, dtype: ir.DataType
-) -> Any:
-    """Return what ALiBi adds to the scores, `[B, heads, S, T]` of `dtype`.
+def alibi_bias(op: OpBuilder, attention_mask: ir.Value, num_heads: int, dtype: ir.DataType) -> Any:
+    """Return what ALiBi adds to the scores, `[B, heads, 1, T]` of `dtype`.
 
     Each head adds its slope times the key's index among the real tokens of its row; softmax makes
-    that the distance from the query. Hidden keys get the lowest value.
+    that the distance from the query.
     Source: https://arxiv.org/abs/2108.12409, `transformers` `build_alibi_tensor`.
 
     Args:
         op: Builder.
-        mask: bool `[B, 1, S, T]`, from `decoder_mask`.
         attention_mask: int64 `[B, T]`.
         num_heads: Query heads.
         dtype: Element type of the scores.
@@ -57,7 +54,11 @@ def alibi_bias(
     slopes = np.asarray(alibi_slopes(num_heads), np.float32).reshape(1, num_heads, 1, 1)
     index = op.Sub(op.CumSum(attention_mask, 1), 1)
     position = op.Cast(op.Unsqueeze(index, [1, 2]), to=ir.DataType.FLOAT)
-    bias = op.Cast(op.Mul(position, op.initializer(ir.tensor(slopes), name="slopes")), to=dtype)
+    return op.Cast(op.Mul(position, op.initializer(ir.tensor(slopes), name="slopes")), to=dtype)
+
+
+def additive_mask(op: OpBuilder, mask: ir.Value, bias: ir.Value, dtype: ir.DataType) -> Any:
+    """Return `bias` where `mask` (bool `[B, 1, S, T]`) is true, the lowest number elsewhere."""
     return op.Where(mask, bias, float(dtype.min))
 
 

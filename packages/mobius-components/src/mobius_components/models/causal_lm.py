@@ -13,7 +13,7 @@ from mobius_components.layers.attention import KeyValue
 from mobius_components.layers.decoder import LAYOUTS
 from mobius_components.layers.embedding import Embedding
 from mobius_components.layers.linear import Linear
-from mobius_components.layers.masks import alibi_bias, decoder_mask
+from mobius_components.layers.masks import additive_mask, alibi_bias, decoder_mask
 from mobius_components.layers.norm import make_norm
 from mobius_components.layers.rotary import RotaryEmbedding, Rotation
 from mobius_components.rotary_tables import RotaryParameters
@@ -85,11 +85,9 @@ class DecoderModel(nn.Module):
             for window in dict.fromkeys(windows)
         }
         if config.position_embedding == "alibi":
-            dtype = self._dtype
-            heads = config.num_attention_heads
+            bias = alibi_bias(op, attention_mask, config.num_attention_heads, self._dtype)
             masks = {
-                window: alibi_bias(op, mask, attention_mask, heads, dtype)
-                for window, mask in masks.items()
+                window: additive_mask(op, mask, bias, self._dtype) for window, mask in masks.items()
             }
         return [masks[window] for window in windows]
 

@@ -5,14 +5,16 @@ from __future__ import annotations
 import collections
 import dataclasses
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import onnx_ir as ir
 
 from mobius_ir_rules.functions import FUNCTIONS
 from mobius_ir_rules.functions.body import OLDEST_OPSET
+from mobius_ir_rules.functions.calls import CallBody
 from mobius_ir_rules.match_log import Refusal
 from mobius_ir_rules.passes.graphs import GraphLike, roots, unique_name, value_names
+from mobius_ir_rules.rule import RefusedError
 from mobius_ir_rules.values import describe_node, node_name
 
 logger = logging.getLogger(__name__)
@@ -45,16 +47,34 @@ class AttachFunctions(ir.passes.InPlacePass):
     outputs, an attribute that the body does not know), the operator gets no body: it is logged,
     and is in the result's `refusals`.
 
+    A `CallBody` of the table makes the body for the form of a call. Where calls of an operator
+    have several forms, the first one's body would be wrong for the others. With `overloads`, each
+    further form gets an overload of the function, and its calls name it: right for those who
+    expand the functions at once, and for nobody else, because runtimes look operators up without
+    overloads. Without, the operator gets no body.
+
     Calls that fit are written out in full, because consumers of functions differ in what they
     make up for: all outputs are listed, unused ones with an empty name (except the first, and the
     last, because a trailing empty name is dropped in writing), and attributes left out get the
     defaults of the operator.
     """
 
-    def __init__(self, functions: Mapping[tuple[str, str], Builder] = FUNCTIONS) -> None:
-        """Create the pass; `functions` maps (domain, name) to a builder of the body."""
+    def __init__(
+        self,
+        functions: Mapping[tuple[str, str], Builder] = FUNCTIONS,
+        *,
+        overloads: bool = False,
+    ) -> None:
+        """Create the pass.
+
+        Args:
+            functions: Maps (domain, name) to a builder of the body.
+            overloads: Whether calls of different forms get overloads of their function. For
+                functions that are inlined next.
+        """
         super().__init__()
         self._functions = functions
+        self._overloads = overloads
 
     def call(self, model: ir.Model) -> AttachResult:
         """Attach the bodies."""
@@ -67,6 +87,13 @@ class AttachFunctions(ir.passes.InPlacePass):
             for key, nodes in waiting.items():
                 seen.add(key)
                 present = model.functions.get((*key, ""))
+                if isinstance(self._functions[key], CallBody):
+                    if present is not None:
+                        continue
+                    attached, misfits = self._attach_forms(model, key, nodes)
+                    modified |= attached
+                    refused.extend(misfits)
+                    continue
                 if present is not None:
                     fitting = [node for node in nodes if _misfit(node, present) is None]
                     modified |= _complete_all(model, fitting, present)
@@ -90,14 +117,9 @@ class AttachFunctions(ir.passes.InPlacePass):
         self, model: ir.Model, key: tuple[str, str], nodes: list[ir.Node]
     ) -> tuple[bool, list[Refusal]]:
         """Attach one body unless a call does not fit it; say what was done, what did not fit."""
-        domain = key[0]
         opset_version = model.opset_imports.get("", 0)
         if opset_version < OLDEST_OPSET:
-            too_old = (
-                f"The model imports opset {opset_version} of ONNX; bodies are written for "
-                f"{OLDEST_OPSET} and later."
-            )
-            return False, [_refusal(node, too_old) for node in nodes]
+            return False, [_refusal(node, _too_old(opset_version)) for node in nodes]
         function = self._functions[key](opset_version)
         misfits = [
             _refusal(node, reason)
@@ -107,13 +129,79 @@ class AttachFunctions(ir.passes.InPlacePass):
         if misfits:
             return False, misfits
         _complete_all(model, nodes, function)
-        for container, node in list(_nodes(model)):
-            if (node.domain, node.op_type) == key:
-                container.opset_imports.setdefault(domain, 1)
-                # Loaders look at the model's imports for what its functions call, too.
-                model.opset_imports.setdefault(domain, 1)
+        _import_domain(model, key)
         model.functions[function.identifier()] = function
         return True, []
+
+    def _attach_forms(
+        self, model: ir.Model, key: tuple[str, str], nodes: list[ir.Node]
+    ) -> tuple[bool, list[Refusal]]:
+        """Attach a body for each form of call; say what was done, what has no body."""
+        builder = self._functions[key]
+        assert isinstance(builder, CallBody)
+        opset_version = model.opset_imports.get("", 0)
+        if opset_version < OLDEST_OPSET:
+            return False, [_refusal(node, _too_old(opset_version)) for node in nodes]
+        forms: dict[Hashable, list[ir.Node]] = collections.defaultdict(list)
+        misfits: list[Refusal] = []
+        for node in nodes:
+            try:
+                forms[builder.read(node)].append(node)
+            except RefusedError as error:
+                misfits.append(_refusal(node, error.reason))
+        if not self._overloads:
+            if not misfits:
+                misfits = [
+                    _refusal(
+                        others[0],
+                        f"{describe_node(others[0])} has another form than "
+                        f"{describe_node(next(iter(forms.values()))[0])}; one for all is needed, "
+                        "because an operator has one body.",
+                    )
+                    for others in list(forms.values())[1:]
+                ]
+            if misfits:
+                return False, misfits
+        modified = False
+        for number, (form, calls) in enumerate(forms.items(), start=1):
+            function = builder.build(form, opset_version)
+            if number > 1:
+                function.overload = str(number)
+            elif misfits:
+                # The plain name stays with the calls that have no body.
+                function.overload = "1"
+            for node in calls:
+                node.overload = function.overload
+                _drop_trailing(node)
+            model.functions[function.identifier()] = function
+            modified = True
+        if modified:
+            _import_domain(model, key)
+        return modified, misfits
+
+
+def _too_old(opset_version: int) -> str:
+    return (
+        f"The model imports opset {opset_version} of ONNX; bodies are written for "
+        f"{OLDEST_OPSET} and later."
+    )
+
+
+def _drop_trailing(node: ir.Node) -> None:
+    """Drop omitted inputs at the end: a function has no formal inputs for them."""
+    count = len(node.inputs)
+    while count and node.inputs[count - 1] is None:
+        count -= 1
+    node.resize_inputs(count)
+
+
+def _import_domain(model: ir.Model, key: tuple[str, str]) -> None:
+    """Import the operator's domain wherever it is called."""
+    for container, node in list(_nodes(model)):
+        if (node.domain, node.op_type) == key:
+            container.opset_imports.setdefault(key[0], 1)
+            # Loaders look at the model's imports for what its functions call, too.
+            model.opset_imports.setdefault(key[0], 1)
 
 
 def _nodes(model: ir.Model) -> Iterator[tuple[GraphLike, ir.Node]]:

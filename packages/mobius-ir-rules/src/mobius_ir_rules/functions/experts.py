@@ -176,9 +176,7 @@ def routed_experts(
     inner = layer("fc1", columns)
     linear = layer("fc3", columns) if separate_gate else None
     outer = layer("fc2", _activate(op, activation, inner, linear))
-    done = op.Reshape(
-        op.Transpose(outer, perm=[0, 2, 1]), op.Concat(_ints(op, -1), width, axis=0)
-    )
+    done = op.Reshape(op.Transpose(outer, perm=[0, 2, 1]), op.Concat(_ints(op, -1), width, axis=0))
     # Unused rows are left behind here.
     pairs = op.Reshape(op.Gather(done, tiles.place), op.Concat(_ints(op, -1, k), width, axis=0))
     # [tokens, 1, k] x [tokens, k, hidden]: the sum over the experts of a token.
@@ -229,9 +227,7 @@ def _tile(op: OpBuilder, chosen: Any, experts: Any, k: int, opset_version: int) 
     number = op.Gather(end, op.Sub(op.Squeeze(experts), one))
     tile = op.Range(zero, number, one)
     passed = op.LessOrEqual(end, op.Unsqueeze(tile, _ints(op, 1)))  # [tiles, experts]
-    expert_of_tile = op.ReduceSum(
-        op.Cast(passed, to=ir.DataType.INT64), _ints(op, 1), keepdims=0
-    )
+    expert_of_tile = op.ReduceSum(op.Cast(passed, to=ir.DataType.INT64), _ints(op, 1), keepdims=0)
     pair = op.Range(zero, op.Squeeze(op.Shape(expert)), one)
     rows = op.Unsqueeze(op.Mul(number, height), _ints(op, 0))
     token = op.ScatterElements(

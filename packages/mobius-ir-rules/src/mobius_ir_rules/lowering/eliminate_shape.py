@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import NoReturn
 
 import numpy as np
 import onnx_ir as ir
@@ -48,7 +49,7 @@ from mobius_ir_rules.values import (
     make_int64s,
 )
 
-_PICKERS = ("Gather", "Slice", "Squeeze", "Unsqueeze")
+_PICKER_IDS = (("", "Gather"), ("", "Slice"), ("", "Squeeze"), ("", "Unsqueeze"))
 
 
 def eliminate_shape_rules() -> list[Rule]:
@@ -86,7 +87,7 @@ class _ConstantPlan(Plan):
 class StaticShape(Rule):
     """Replace a Shape, or what is picked from it, whose sizes are all declared."""
 
-    roots = (("", "Shape"), *(("", op_type) for op_type in _PICKERS))
+    roots = (("", "Shape"), *_PICKER_IDS)
     emits = (("", "Constant"),)
 
     def plan(self, node: ir.Node) -> _ConstantPlan | None:
@@ -102,9 +103,11 @@ class StaticShape(Rule):
             )
         if found is None or not found.nodes or not is_used(node.outputs[0]):
             return None
+        if _is_only_picked_from(node.outputs[0]):
+            return None  # Where the last one picks, all of them go.
         if not found.is_known():
             if node.op_type == "Shape":
-                _refuse_if_needed(node, found)
+                _refuse_unknown(node, found)
             return None
         return _ConstantPlan(
             root=node,
@@ -171,13 +174,19 @@ class CopiedDimensions(Rule):
         return [make(op, "Reshape", [plan.x, target], like(plan.replaced[0]), name=plan.root.name)]
 
 
-def _refuse_if_needed(node: ir.Node, found: _Sizes) -> None:
-    """Refuse, unless every reader of the Shape picks known sizes only."""
-    result = node.outputs[0]
-    readings = [_read(use.node.outputs[0]) for use in result.uses()]
-    picked = all(reading is not None and reading.is_known() for reading in readings)
-    if picked and not result.is_graph_output():
-        return
+def _is_only_picked_from(value: ir.Value) -> bool:
+    """Return whether every reader picks known sizes, directly or not, so that it goes with them."""
+    if value.is_graph_output() or not value.uses():
+        return False
+    for use in value.uses():
+        node = use.node
+        picked = _read(node.outputs[0]) if (node.domain, node.op_type) in _PICKER_IDS else None
+        if picked is None or not (picked.is_known() or _is_only_picked_from(node.outputs[0])):
+            return False
+    return True
+
+
+def _refuse_unknown(node: ir.Node, found: _Sizes) -> NoReturn:
     unknown = ", ".join(
         f"{size.axis} ({_dim_name(size)})" for size in found.sizes if size.known is None
     )

@@ -60,6 +60,7 @@ def gelu_to_microsoft_rules() -> list[Rule]:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _GeluPlan(Plan):
     x: ir.Value
+    dtype: ir.DataType | None
     approximate: str
 
 
@@ -80,7 +81,13 @@ class _GeluRule(Rule):
                 "needed.",
                 node,
             )
-        return _GeluPlan(root=node, replaced=(node.outputs[0],), x=x, approximate=approximate)
+        return _GeluPlan(
+            root=node,
+            replaced=(node.outputs[0],),
+            x=x,
+            dtype=x.dtype or node.outputs[0].dtype,
+            approximate=approximate,
+        )
 
 
 class GeluToMicrosoft(_GeluRule):
@@ -110,7 +117,7 @@ class GeluToPrimitives(_GeluRule):
     def plan(self, node: ir.Node) -> _GeluPlan | None:
         """Read the node; the constants need a type."""
         plan = super().plan(node)
-        if plan is not None and plan.x.dtype is None:
+        if plan is not None and plan.dtype is None:
             refuse(
                 f"The element type of the input of {describe_node(node)} is not known; it is "
                 "needed for the constants.",
@@ -120,7 +127,7 @@ class GeluToPrimitives(_GeluRule):
 
     def emit(self, op: RewriterContext, plan: _GeluPlan) -> Sequence[ir.Value]:
         """Make half of x times one plus Erf or Tanh."""
-        x, dtype, declared = plan.x, plan.x.dtype, like(plan.x)
+        x, dtype, declared = plan.x, plan.dtype, (plan.dtype, plan.x.shape)
         assert dtype is not None
 
         def times(value: ir.Value, factor: float) -> ir.Value:

@@ -55,19 +55,21 @@ class SwishToPrimitives(Rule):
         if x is None:
             return None
         alpha = float_attribute(node, "alpha", 1.0)
-        if alpha != 1.0 and x.dtype is None:
+        dtype = x.dtype or node.outputs[0].dtype
+        if alpha != 1.0 and dtype is None:
             refuse(
                 f"The element type of the input of {describe_node(node)} is not known; it is "
                 f"needed for the constant alpha = {alpha:g}.",
                 node,
             )
-        return _SwishPlan(root=node, replaced=(node.outputs[0],), x=x, alpha=alpha, dtype=x.dtype)
+        return _SwishPlan(root=node, replaced=(node.outputs[0],), x=x, alpha=alpha, dtype=dtype)
 
     def emit(self, op: RewriterContext, plan: _SwishPlan) -> Sequence[ir.Value]:
         """Make the gate and the product."""
         x, argument = plan.x, plan.x
+        declared = (plan.dtype, x.shape)
         if plan.alpha != 1.0:
             assert plan.dtype is not None
-            argument = make(op, "Mul", [x, make_scalar(op, plan.alpha, plan.dtype)], like(x))
-        gate = make(op, "Sigmoid", [argument], like(x))
+            argument = make(op, "Mul", [x, make_scalar(op, plan.alpha, plan.dtype)], declared)
+        gate = make(op, "Sigmoid", [argument], declared)
         return [make(op, "Mul", [x, gate], like(plan.replaced[0]), name=plan.root.name)]

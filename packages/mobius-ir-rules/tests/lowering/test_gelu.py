@@ -83,6 +83,11 @@ def test_an_unknown_type_is_refused_by_the_primitives_only() -> None:
         copy.outputs[0].name = "copy"
         node.prepend(copy)
         node.replace_input_with(0, copy.outputs[0])
+        node.outputs[0].name, node.outputs[0].type = "activated", None
+        last = ir.node("Identity", [node.outputs[0]])
+        last.outputs[0].name, last.outputs[0].type = "y", copy.inputs[0].type
+        node.append(last)
+        model.graph.outputs[0] = last.outputs[0]
         return model
 
     reason = (

@@ -1,0 +1,135 @@
+"""`LOWERINGS`: for each operator that some target lacks, the rules that take it to ones it has.
+
+A row looks only at nodes that the target does not run as they are used: in their dtype, with the
+attributes and outputs that they have, in the opset that the model is brought down to.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import onnx_ir as ir
+from onnxscript.rewriter import RewriteRule
+
+from mobius.op_support import runs, runs_node, wrong_attributes
+from mobius.restricted_rules import restricted
+from mobius.stage import Target
+from mobius.stage_pass import RuleGroup, StageResult
+from mobius_ir_rules.lowering.attention import attention_to_primitives_rules
+from mobius_ir_rules.lowering.eliminate_shape import eliminate_shape_rules
+from mobius_ir_rules.lowering.fused_mat_mul import fused_matmul_to_primitives_rules
+from mobius_ir_rules.lowering.gelu import gelu_to_microsoft_rules, gelu_to_primitives_rules
+from mobius_ir_rules.lowering.layer_normalization import layer_normalization_to_primitives_rules
+from mobius_ir_rules.lowering.logical_or import or_to_primitives_rules
+from mobius_ir_rules.lowering.opset import LowerOpset, OpsetError
+from mobius_ir_rules.lowering.rms_normalization import rms_normalization_to_primitives_rules
+from mobius_ir_rules.lowering.rotary_embedding import rotary_embedding_to_primitives_rules
+from mobius_ir_rules.lowering.rotary_embedding_to_microsoft import (
+    rotary_embedding_to_microsoft_rules,
+)
+from mobius_ir_rules.lowering.swish import swish_to_primitives_rules
+from mobius_ir_rules.passes import EliminateCommonSubexpressions, RemoveUnused
+
+_MICROSOFT = "com.microsoft"
+
+Rules = Sequence[RewriteRule]
+
+
+@dataclasses.dataclass(frozen=True)
+class Lowering:
+    """How an operator is taken apart.
+
+    Attributes:
+        domain: Domain of the operator.
+        op_type: The operator.
+        rules: Makes the rules for a target, in order of preference.
+        name: Name of the stage; `Lower` and the operator by default.
+    """
+
+    domain: str
+    op_type: str
+    rules: Callable[[Target], Rules]
+    name: str = ""
+
+    @property
+    def stage_name(self) -> str:
+        """What traces and reports call the stage."""
+        return self.name or f"Lower{self.op_type}"
+
+    def needed(self, target: Target) -> bool:
+        """Return whether the target lacks the operator, or some use of it."""
+        wrong = wrong_attributes(target, self.domain, self.op_type)
+        return not runs(target, self.domain, self.op_type, *wrong)
+
+    def make(self, target: Target) -> RuleGroup:
+        """Return the pass that takes apart what the target does not run."""
+        rules = restricted(self.rules(target), lambda node: not runs_node(target, node))
+        return RuleGroup(rules, [EliminateCommonSubexpressions(), RemoveUnused()])
+
+
+def _always(factory: Callable[[], Rules]) -> Callable[[Target], Rules]:
+    def rules(target: Target) -> Rules:
+        del target
+        return factory()
+
+    return rules
+
+
+def _gelu(target: Target) -> Rules:
+    # One rule makes both: the exact form and the tanh form are different operators.
+    both = all(runs(target, _MICROSOFT, op_type) for op_type in ("Gelu", "FastGelu"))
+    return gelu_to_microsoft_rules() if both else gelu_to_primitives_rules()
+
+
+def _rotary_embedding(target: Target) -> Rules:
+    primitives = rotary_embedding_to_primitives_rules()
+    if not runs(target, _MICROSOFT, "RotaryEmbedding"):
+        return primitives
+    return [*rotary_embedding_to_microsoft_rules(), *primitives]
+
+
+FUSED_MAT_MUL = Lowering(
+    _MICROSOFT, "FusedMatMul", _always(fused_matmul_to_primitives_rules), "LowerFusedMatMul"
+)
+"""Before functions are inlined: the rule makes less of a node than the operator's body."""
+
+LOWERINGS: tuple[Lowering, ...] = (
+    Lowering("", "Attention", _always(attention_to_primitives_rules)),
+    Lowering("", "RotaryEmbedding", _rotary_embedding),
+    Lowering("", "RMSNormalization", _always(rms_normalization_to_primitives_rules)),
+    Lowering("", "LayerNormalization", _always(layer_normalization_to_primitives_rules)),
+    Lowering("", "Gelu", _gelu),
+    Lowering("", "Swish", _always(swish_to_primitives_rules)),
+    Lowering("", "Or", _always(or_to_primitives_rules)),
+    Lowering("", "Shape", _always(eliminate_shape_rules), "EliminateShape"),
+)
+"""In this order: what one makes, a later one may take apart further."""
+
+
+class BringDown(ir.passes.InPlacePass):
+    """Takes the model to an opset that the target runs.
+
+    Where that is not possible and the user did not ask for it, the model stays and the result says
+    what stands in the way: another runtime of that name may be newer than the table we know.
+    """
+
+    def __init__(self, target: Target) -> None:
+        """Create the pass."""
+        super().__init__()
+        self._opset = target.max_opset
+        self._required = target.opset is not None
+
+    def call(self, model: ir.Model) -> StageResult:
+        """Lower the opset.
+
+        Raises:
+            OpsetError: if the user asked for an opset that lacks what the model needs.
+        """
+        try:
+            result = LowerOpset(self._opset)(model)
+        except OpsetError as error:
+            if self._required:
+                raise
+            return StageResult(model, modified=True, refusals=error.refusals)
+        return StageResult(model, result.modified)

@@ -1,0 +1,255 @@
+"""Body of `com.microsoft::LinearAttention`: attention with a state of fixed size.
+
+    output, present_state = LinearAttention(query, key, value, past_state, decay, beta;
+                                            q_num_heads, kv_num_heads, update_rule, scale)
+
+Everything is packed: `query` is `[B, T, q_heads * dk]`, `key` `[B, T, kv_heads * dk]`, `value`
+`[B, T, kv_heads * dv]`, `decay` `[B, T, kv_heads * dk]` or `[B, T, kv_heads]`, in log space, `beta`
+`[B, T, kv_heads]` or `[B, T, 1]`; states are `[B, kv_heads, dk, dv]`, zeros when not given. For
+each token in turn, with `k v^T` the outer product:
+
+| update_rule | state |
+|---|---|
+| linear | `S = S + k v^T` |
+| gated | `S = exp(g) S + k v^T` |
+| delta | `S = S + beta k (v - S^T k)^T` |
+| gated_delta | `S = exp(g) S`, then as delta |
+
+and the output is `scale * S^T q`, for each query head, or, where there are fewer of those, for each
+key/value head.
+
+**Form.** One `Loop` over tokens that carries the state, or straight-line nodes where the call says
+that there is one token. That is the operator's definition, so it is right for every decay; a form
+in chunks needs the inverse of a triangular matrix, whose cheap expansion into powers loses all
+digits where keys repeat. The state and all arithmetic are float32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import onnx_ir as ir
+from onnxscript import OpBuilder
+
+from mobius_ir_rules.functions.calls import (
+    CallBody,
+    given_inputs,
+    make_call_body,
+    refuse_attributes,
+    refuse_inputs,
+    require_inputs,
+)
+from mobius_ir_rules.rule import refuse
+from mobius_ir_rules.values import (
+    MICROSOFT,
+    describe_node,
+    float_attribute,
+    input_at,
+    int_attribute,
+    static_dim,
+    string_attribute,
+)
+
+LINEAR_ATTENTION = (MICROSOFT, "LinearAttention")
+
+_INPUTS = ("query", "key", "value", "past_state", "decay", "beta")
+_OUTPUTS = ("output", "present_state")
+_RULES = ("linear", "gated", "delta", "gated_delta")
+
+
+@dataclasses.dataclass(frozen=True)
+class LinearAttentionForm:
+    """What decides the nodes of the body.
+
+    `scale` 0 is one over the root of the head size; `single` says that there is one token.
+    """
+
+    given: tuple[str, ...]
+    outputs: int
+    q_heads: int
+    kv_heads: int
+    update_rule: str
+    scale: float
+    chunk_size: int
+    single: bool
+
+
+def read_linear_attention(node: ir.Node) -> LinearAttentionForm:
+    """Return the form of the call.
+
+    Raises:
+        RefusedError: If the body does not compute the call.
+    """
+    given = given_inputs(node, _INPUTS)
+    update_rule = string_attribute(node, "update_rule", "gated_delta")
+    if update_rule not in _RULES:
+        refuse(
+            f"{describe_node(node)} has update_rule={update_rule!r}; one of {_RULES} is needed.",
+            node,
+        )
+    needed, unused = ["query", "key", "value"], []
+    for name, needs_it in (("decay", "gated" in update_rule), ("beta", "delta" in update_rule)):
+        (needed if needs_it else unused).append(name)
+    require_inputs(node, given, needed)
+    refuse_inputs(node, given, unused)
+    refuse_attributes(node, {"state_window": 0})
+    q_heads, kv_heads = (int_attribute(node, f"{kind}_num_heads", 0) for kind in ("q", "kv"))
+    if q_heads < 1 or kv_heads < 1 or max(q_heads, kv_heads) % min(q_heads, kv_heads):
+        refuse(
+            f"{describe_node(node)} has {q_heads} query heads and {kv_heads} key/value heads; "
+            "one number a multiple of the other is needed.",
+            node,
+        )
+    return LinearAttentionForm(
+        given=given,
+        outputs=len(node.outputs),
+        q_heads=q_heads,
+        kv_heads=kv_heads,
+        update_rule=update_rule,
+        scale=float_attribute(node, "scale", 0.0),
+        chunk_size=int_attribute(node, "chunk_size", 64),
+        single=static_dim(input_at(node, 0), 1) == 1,
+    )
+
+
+def build_linear_attention(form: LinearAttentionForm, opset_version: int) -> ir.Function:
+    """Return the body of LinearAttention for the form and `opset_version`."""
+
+    def body(op: OpBuilder, inputs: Mapping[str, ir.Value]) -> Any:
+        output, state = _attend(op, form, inputs)
+        target = inputs.get("past_state", inputs["query"])
+        output = op.CastLike(output, inputs["query"])
+        return (output, op.CastLike(state, target))[: form.outputs]
+
+    attributes = [
+        ir.AttrInt64("q_num_heads", form.q_heads),
+        ir.AttrInt64("kv_num_heads", form.kv_heads),
+        ir.AttrString("update_rule", form.update_rule),
+        ir.AttrFloat32("scale", form.scale),
+        ir.AttrInt64("chunk_size", form.chunk_size),
+        ir.AttrInt64("state_window", 0),
+    ]
+    return make_call_body(
+        LINEAR_ATTENTION,
+        _INPUTS,
+        form.given,
+        _OUTPUTS[: form.outputs],
+        attributes,
+        body,
+        opset_version,
+    )
+
+
+LINEAR_ATTENTION_BODY = CallBody(read_linear_attention, build_linear_attention)
+"""Row of the table of bodies."""
+
+
+def _attend(
+    op: OpBuilder, form: LinearAttentionForm, inputs: Mapping[str, ir.Value]
+) -> tuple[Any, Any]:
+    """Return the output `[B, T, heads * dv]` and the last state, both float32."""
+    tokens = {
+        name: _token_major(op, inputs[name], form.q_heads if name == "query" else form.kv_heads)
+        for name in ("query", "key", "value", "decay")
+        if name in form.given
+    }
+    if "beta" in form.given:
+        # One for all heads, or one a head.
+        beta = op.Cast(op.Transpose(inputs["beta"], perm=[1, 0, 2]), to=ir.DataType.FLOAT)
+        tokens["beta"] = op.Unsqueeze(beta, _ints(op, 3))
+    tokens["query"] = _group_queries(op, form, tokens["query"])
+    if "past_state" in form.given:
+        state = op.Cast(inputs["past_state"], to=ir.DataType.FLOAT)
+    else:
+        sizes = [op.Shape(tokens[name], start=3, end=4) for name in ("key", "value")]
+        shape = op.Concat(op.Shape(tokens["key"], start=1, end=3), *sizes, axis=0)
+        state = op.Expand(_float(op, 0.0), shape)
+    if form.single:
+        step = {name: op.Squeeze(value, _ints(op, 0)) for name, value in tokens.items()}
+        state, attended = _update(op, step, state)
+        stacked = op.Unsqueeze(attended, _ints(op, 0))
+    else:
+        state, stacked = _loop(op, tokens, state)
+    # [T, B, kv_heads, group, dv] -> [B, T, heads * dv]
+    flat = op.Reshape(op.Transpose(stacked, perm=[1, 0, 2, 3, 4]), _ints(op, 0, 0, -1))
+    return flat, state
+
+
+def _loop(op: OpBuilder, tokens: Mapping[str, Any], state: Any) -> tuple[Any, Any]:
+    """Return the state after all tokens, and their outputs stacked."""
+    scalar = ir.Shape([])
+    index = ir.Value(name="token", type=ir.TensorType(ir.DataType.INT64), shape=scalar)
+    going = ir.Value(name="going", type=ir.TensorType(ir.DataType.BOOL), shape=scalar)
+    carried = ir.Value(
+        name="state", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([None] * 4)
+    )
+
+    def body(inner: OpBuilder, token: Any, keep_going: Any, before: Any) -> Any:
+        step = {name: inner.Gather(value, token, axis=0) for name, value in tokens.items()}
+        after, attended = _update(inner, step, before)
+        return inner.Identity(keep_going), after, attended
+
+    outputs = [
+        ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([None] * rank))
+        for name, dtype, rank in (
+            ("still_going", ir.DataType.BOOL, 0),
+            ("next_state", ir.DataType.FLOAT, 4),
+            ("attended", ir.DataType.FLOAT, 4),
+        )
+    ]
+    graph = op.builder.subgraph(body, [index, going, carried], outputs, name="each_token")
+    count = op.Squeeze(op.Shape(tokens["key"], start=0, end=1))
+    last, stacked = op.Loop(
+        count, op.Constant(value=ir.tensor(True)), state, body=graph, _outputs=2
+    )
+    return last, stacked
+
+
+def _update(op: OpBuilder, step: Mapping[str, Any], state: Any) -> tuple[Any, Any]:
+    """Return the state after one token, and its output `[B, kv_heads, group, dv]`.
+
+    `query` is `[B, kv_heads, group, dk]`, scaled; `key` and `value` `[B, kv_heads, d]`; `decay`
+    `[B, kv_heads, dk or 1]`; `beta` `[B, kv_heads or 1, 1]`.
+    """
+    row, column = _ints(op, 2), _ints(op, 3)
+    if "decay" in step:
+        state = op.Mul(op.Exp(op.Unsqueeze(step["decay"], column)), state)
+    new = op.Unsqueeze(step["value"], row)
+    if "beta" in step:
+        known = op.MatMul(op.Unsqueeze(step["key"], row), state)
+        new = op.Mul(op.Unsqueeze(step["beta"], column), op.Sub(new, known))
+    state = op.Add(state, op.Mul(op.Unsqueeze(step["key"], column), new))
+    return state, op.MatMul(step["query"], state)
+
+
+def _token_major(op: OpBuilder, x: ir.Value, heads: int) -> Any:
+    """`[B, T, heads * d]` -> float32 `[T, B, heads, d]`."""
+    split = op.Reshape(op.Cast(x, to=ir.DataType.FLOAT), _ints(op, 0, 0, heads, -1))
+    return op.Transpose(split, perm=[1, 0, 2, 3])
+
+
+def _group_queries(op: OpBuilder, form: LinearAttentionForm, query: Any) -> Any:
+    """`[T, B, q_heads, dk]` -> `[T, B, kv_heads, group, dk]`, times the scale."""
+    if form.scale:
+        scale = _float(op, form.scale)
+    else:
+        size = op.Cast(op.Shape(query, start=3), to=ir.DataType.FLOAT)
+        scale = op.Div(_float(op, 1.0), op.Sqrt(size))
+    scaled = op.Mul(query, scale)
+    if form.q_heads >= form.kv_heads:
+        group = form.q_heads // form.kv_heads
+        return op.Reshape(scaled, _ints(op, 0, 0, form.kv_heads, group, -1))
+    # A query head serves several key/value heads.
+    copies = form.kv_heads // form.q_heads
+    repeated = op.Expand(op.Unsqueeze(scaled, _ints(op, 3)), _ints(op, 1, 1, 1, copies, 1))
+    return op.Reshape(repeated, _ints(op, 0, 0, form.kv_heads, 1, -1))
+
+
+def _ints(op: OpBuilder, *values: int) -> Any:
+    return op.Constant(value_ints=list(values))
+
+
+def _float(op: OpBuilder, value: float) -> Any:
+    return op.Constant(value_float=value)

@@ -1,0 +1,400 @@
+"""AttentionFusion: scaled dot-product attention written in primitives -> ai.onnx Attention."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+
+import onnx_ir as ir
+from onnxscript.rewriter import RewriterContext, RewriteRule
+
+from mobius_ir_rules.fusion._head_layout import exchanged_last_axes, repeated_heads
+from mobius_ir_rules.fusion._normalized import require_opset
+from mobius_ir_rules.fusion._shape_vectors import dims
+from mobius_ir_rules.fusion.polynomial import scalar
+from mobius_ir_rules.rule import Plan, Rule, refuse
+from mobius_ir_rules.values import (
+    describe_node,
+    describe_value,
+    input_at,
+    int_attribute,
+    is_binary,
+    like,
+    make,
+    producer_of,
+    rank,
+)
+
+OLDEST_OPSET = 23
+"""First opset with Attention."""
+
+DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+
+_Nodes = tuple[ir.Node, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _AttentionPlan(Plan):
+    query: ir.Value
+    key: ir.Value
+    value: ir.Value
+    mask: ir.Value | None
+    attributes: dict[str, float | int | None]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Chain:
+    """What a product of attention weights and values is made of, nothing proved of it."""
+
+    product: ir.Node
+    softmax: ir.Node
+    guard: ir.Node | None
+    query: ir.Value
+    key: ir.Value
+    mask: ir.Value | None
+    scale: float
+    softcap: float
+    precision: ir.DataType | None
+    nodes: _Nodes
+
+
+class AttentionFusion(Rule):
+    """Fuse the attention that torch.onnx writes before opset 23, and others like it.
+
+    Before:
+
+        scores = MatMul(Mul(q, a), Mul(Transpose <perm = [0, 1, 3, 2]> (k), b))
+        weights = Softmax <axis = -1> (Add(scores, mask))
+        y = MatMul(weights, v)
+
+    After:
+
+        y = Attention <scale = a * b> (q, k, v, mask)
+
+    `q`, `k` and `v` are `[B, heads, length, size]`. Scales may be on either side or behind the
+    product, there may be a softcap (`c * Tanh(scores / c)`) before the mask, a softmax in float32
+    between Casts (`softmax_precision`), and no mask. Heads of `k` and `v` that are repeated for
+    the query's (Unsqueeze, Expand, Reshape) are given as they were before. The mask is added, of
+    the query's type, 2-D or 4-D, and each of its sizes is provably 1 or that of the scores.
+
+    torch.onnx replaces NaN weights by 0 (`Where(IsNaN(weights), 0, weights)`): rows whose keys are
+    all at minus infinity. That goes only where the mask provably has no such row: it is absent, or
+    made by a Where of two finite float32 constants.
+    """
+
+    roots = (("", "MatMul"),)
+    emits = (("", "Attention"),)
+
+    def plan(self, node: ir.Node) -> _AttentionPlan | None:
+        """Return what to do with the last product, `None` where it is none of attention."""
+        chain = _chain(node)
+        if chain is None:
+            return None
+        value = input_at(node, 1)
+        assert value is not None
+        query, key = chain.query, chain.key
+        _require_types(node, query, key, value)
+        if (axis := int_attribute(chain.softmax, "axis", -1)) not in (-1, 3):
+            refuse(f"{describe_node(chain.softmax)} has axis={axis}; the last is needed.", node)
+        weights = node.inputs[0]
+        assert weights is not None
+        if len(weights.uses()) > 1 or weights.is_graph_output():
+            refuse(
+                f"The attention weights that {describe_node(node)} reads are used elsewhere; it "
+                "must be their only use.",
+                node,
+            )
+        if chain.guard is not None:
+            _require_no_empty_row(chain)
+        require_opset(node, "Attention", OLDEST_OPSET)
+        if chain.mask is not None:
+            _require_mask(node, chain.mask, query, key)
+        grouped_key, copies, of_key = repeated_heads(key)
+        grouped_value, other_copies, of_value = repeated_heads(value)
+        repeats: _Nodes = ()
+        if copies == other_copies:
+            key, value, repeats = grouped_key, grouped_value, (*of_key, *of_value)
+        return _AttentionPlan(
+            root=node,
+            replaced=(node.outputs[0],),
+            absorbed=(*chain.nodes, *repeats),
+            query=query,
+            key=key,
+            value=value,
+            mask=chain.mask,
+            attributes={
+                "scale": chain.scale,
+                "softcap": chain.softcap or None,
+                "softmax_precision": None if chain.precision is None else int(chain.precision),
+            },
+        )
+
+    def emit(self, op: RewriterContext, plan: _AttentionPlan) -> Sequence[ir.Value]:
+        """Make the Attention."""
+        return [
+            make(
+                op,
+                "Attention",
+                [plan.query, plan.key, plan.value, plan.mask],
+                like(plan.replaced[0]),
+                attributes=plan.attributes,
+                name=plan.root.name,
+            )
+        ]
+
+
+class GroupedHeads(Rule):
+    """Give Attention the heads of key and value once, where they are repeated for the query's.
+
+    Before:
+
+        k4 = Reshape(Expand(Unsqueeze(k, [2]), [B, 2, 2, T, D]), [B, 4, T, D])
+        v4 = ... of v
+        y = Attention(q, k4, v4, mask)
+
+    After:
+
+        y = Attention(q, k, v, mask)
+
+    Query head `h` reads key head `h / copies`, which is how the operator pairs them.
+    """
+
+    roots = (("", "Attention"),)
+    emits = (("", "Attention"),)
+
+    def plan(self, node: ir.Node) -> _GroupedPlan | None:
+        """Return what to do with the node, `None` where nothing is repeated."""
+        key, value = input_at(node, 1), input_at(node, 2)
+        if key is None or value is None or rank(key) != 4 or rank(value) != 4:
+            return None
+        grouped_key, copies, of_key = repeated_heads(key)
+        grouped_value, other_copies, of_value = repeated_heads(value)
+        if copies == other_copies == 1:
+            return None
+        if copies != other_copies:
+            refuse(
+                f"{describe_node(node)} has key heads {copies} times and value heads "
+                f"{other_copies} times; equal numbers are needed.",
+                node,
+            )
+        if any(input_at(node, index) is not None for index in (4, 5)) or len(node.outputs) > 1:
+            refuse(
+                f"{describe_node(node)} has a past or present, whose heads are repeated too; none "
+                "is needed.",
+                node,
+            )
+        inputs = (node.inputs[0], grouped_key, grouped_value, *node.inputs[3:])
+        return _GroupedPlan(
+            root=node,
+            replaced=(node.outputs[0],),
+            absorbed=(*of_key, *of_value),
+            inputs=inputs,
+        )
+
+    def emit(self, op: RewriterContext, plan: _GroupedPlan) -> Sequence[ir.Value]:
+        """Make the same node with other inputs."""
+        return [
+            make(
+                op,
+                "Attention",
+                plan.inputs,
+                like(plan.replaced[0]),
+                attributes=dict(plan.root.attributes),
+                name=plan.root.name,
+            )
+        ]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _GroupedPlan(Plan):
+    inputs: tuple[ir.Value | None, ...]
+
+
+def _chain(product: ir.Node) -> _Chain | None:
+    """Return the attention that ends in a MatMul, `None` where no softmax of a product does."""
+    if not is_binary(product):
+        return None
+    nodes: list[ir.Node] = []
+    weights = product.inputs[0]
+    guard = _nan_guard(weights)
+    if guard is not None:
+        nodes += guard
+        weights = guard[0].inputs[2]
+    back, weights = _step(nodes, weights, "Cast")
+    softmax, scores = _step(nodes, weights, "Softmax")
+    if softmax is None:
+        return None
+    precision = None
+    if back is not None:
+        wide, scores = _step(nodes, scores, "Cast")
+        precision = softmax.outputs[0].dtype
+        if wide is None or precision is None:
+            return None
+    # Without a mask the scores end in a product too; an Add of two products is ambiguous.
+    add = producer_of(scores, "", "Add")
+    readings: list[tuple[ir.Value | None, ir.Value | None, tuple[ir.Node, ...]]] = (
+        [(scores, None, ())]
+        if add is None or not is_binary(add)
+        else [(add.inputs[i], add.inputs[1 - i], (add,)) for i in (0, 1)]
+    )
+    for inner, mask, masking in readings:
+        found = _scores(inner)
+        if found is not None:
+            query, key, scale, softcap, of_scores = found
+            return _Chain(
+                product,
+                softmax,
+                guard[0] if guard else None,
+                query,
+                key,
+                mask,
+                scale,
+                softcap,
+                precision,
+                (*nodes, *masking, *of_scores),
+            )
+    return None
+
+
+def _scores(value: ir.Value | None) -> tuple[ir.Value, ir.Value, float, float, _Nodes] | None:
+    """Return (query, key, scale, softcap, nodes) of scaled and capped scores."""
+    softcap, nodes, value = _softcap(value)
+    value, scale, scaling = _scaled(value)
+    product = producer_of(value, "", "MatMul")
+    if product is None or not is_binary(product):
+        return None
+    query, query_scale, of_query = _scaled(product.inputs[0])
+    turned, turned_scale, of_turned = _scaled(product.inputs[1])
+    if query is None or turned is None:
+        return None
+    exchanged = exchanged_last_axes(turned)
+    if exchanged is None:
+        return None
+    key, key_scale, of_key = _scaled(exchanged[0])
+    if key is None:
+        return None
+    total = scale * query_scale * turned_scale * key_scale
+    if not math.isfinite(total) or total == 0.0:
+        return None
+    between = (*scaling, product, *of_query, *of_turned, *exchanged[1], *of_key)
+    return query, key, total, softcap, (*nodes, *between)
+
+
+def _scaled(value: ir.Value | None) -> tuple[ir.Value | None, float, _Nodes]:
+    """Return what is multiplied or divided by a constant scalar of rank 0 or 1, and the factor."""
+    node = value.producer() if value is not None else None
+    if node is None or node.domain or not is_binary(node):
+        return value, 1.0, ()
+    left, right = node.inputs
+    if node.op_type == "Mul":
+        for operand, other in ((left, right), (right, left)):
+            factor = scalar(other)
+            if factor is not None and (rank(other) or 0) <= 1:
+                return operand, factor, (node,)
+    if node.op_type == "Div" and (divisor := scalar(right)) and (rank(right) or 0) <= 1:
+        return left, 1.0 / divisor, (node,)
+    return value, 1.0, ()
+
+
+def _softcap(value: ir.Value | None) -> tuple[float, _Nodes, ir.Value | None]:
+    """Return (c, nodes, x) where the value is `c * Tanh(x / c)`, else (0, (), value)."""
+    capped, cap, of_cap = _scaled(value)
+    tanh = producer_of(capped, "", "Tanh") if of_cap else None
+    if tanh is None or cap <= 0.0:
+        return 0.0, (), value
+    x, inverse, of_inverse = _scaled(input_at(tanh, 0))
+    if not of_inverse or not math.isclose(cap * inverse, 1.0, rel_tol=1e-6):
+        return 0.0, (), value
+    return cap, (*of_cap, tanh, *of_inverse), x
+
+
+def _nan_guard(value: ir.Value | None) -> _Nodes | None:
+    """Return the nodes of `Where(IsNaN(w), 0, w)`."""
+    where = producer_of(value, "", "Where")
+    test = producer_of(input_at(where, 0), "", "IsNaN") if where is not None else None
+    if where is None or test is None or scalar(input_at(where, 1)) != 0.0:
+        return None
+    return (where, test) if input_at(test, 0) is input_at(where, 2) else None
+
+
+def _step(
+    nodes: list[ir.Node], value: ir.Value | None, op_type: str
+) -> tuple[ir.Node | None, ir.Value | None]:
+    """Return the operator that makes the value and its input, adding it to `nodes`."""
+    node = producer_of(value, "", op_type)
+    if node is None:
+        return None, value
+    nodes.append(node)
+    return node, input_at(node, 0)
+
+
+def _require_types(node: ir.Node, query: ir.Value, key: ir.Value, value: ir.Value) -> None:
+    ranks = [rank(item) for item in (query, key, value)]
+    if ranks != [4, 4, 4]:
+        words = ", ".join("unknown" if item is None else str(item) for item in ranks)
+        refuse(
+            f"Query, key and value of the attention that {describe_node(node)} ends have the "
+            f"ranks {words}; 4 is needed, [batch, heads, length, size].",
+            node,
+        )
+    dtypes = [item.dtype for item in (query, key, value)]
+    if dtypes[0] not in DTYPES or dtypes != [dtypes[0]] * 3:
+        words = ", ".join(str(item or "unknown") for item in dtypes)
+        refuse(
+            f"Query, key and value of the attention that {describe_node(node)} ends have the "
+            f"types {words}; one of FLOAT, FLOAT16 and BFLOAT16 is needed.",
+            node,
+        )
+
+
+def _require_mask(node: ir.Node, mask: ir.Value, query: ir.Value, key: ir.Value) -> None:
+    """Refuse a mask that the operator does not take, or that makes the scores larger."""
+    if mask.dtype != query.dtype:
+        refuse(
+            f"The mask of the attention that {describe_node(node)} ends has the type "
+            f"{mask.dtype or 'unknown'}; that of the query, {query.dtype}, is needed.",
+            node,
+        )
+    sizes, of_query, of_key = dims(mask), dims(query), dims(key)
+    assert of_query is not None
+    assert of_key is not None
+    scores = [*of_query[:3], of_key[2]]
+    if sizes is None or len(sizes) not in (2, 4):
+        found = "an unknown rank" if sizes is None else f"rank {len(sizes)}"
+        refuse(
+            f"The mask of the attention that {describe_node(node)} ends has {found}; 2 or 4 is "
+            "needed.",
+            node,
+        )
+    wanted = scores[-len(sizes) :]
+    if sizes[-1] != wanted[-1] or any(
+        size not in (1, other) for size, other in zip(sizes, wanted, strict=True)
+    ):
+        refuse(
+            f"The mask of the attention that {describe_node(node)} ends has the shape "
+            f"{mask.shape}, the query {query.shape} and the key {key.shape}; sizes that are "
+            "provably those of the scores, or 1 before the last, are needed.",
+            node,
+        )
+
+
+def _require_no_empty_row(chain: _Chain) -> None:
+    """Refuse unless no row of the mask can be minus infinity throughout."""
+    if chain.mask is None:
+        return
+    where = producer_of(chain.mask, "", "Where")
+    numbers = [scalar(input_at(where, index)) for index in (1, 2)] if where is not None else []
+    finite = [number is not None and math.isfinite(number) for number in numbers]
+    if finite != [True, True] or chain.mask.dtype != ir.DataType.FLOAT:
+        refuse(
+            f"{describe_node(chain.product)} reads weights whose NaN are replaced by 0, and the "
+            f"mask is {describe_value(chain.mask)}; a Where of two finite FLOAT constants is "
+            "needed, because a row that is masked throughout is NaN otherwise.",
+            chain.product,
+        )
+
+
+def attention_rules() -> list[RewriteRule]:
+    """Return the rules of this file, for `onnxscript.rewriter.rewrite`."""
+    return [AttentionFusion(), GroupedHeads()]
