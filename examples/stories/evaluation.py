@@ -53,7 +53,7 @@ def continue_greedily(
     Returns:
         The continuation.
     """
-    inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+    inputs = tokenizer(prompt, return_tensors="pt")
     output = model.generate(
         **inputs, do_sample=False, return_dict_in_generate=True, output_logits=True
     )

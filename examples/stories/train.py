@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 from corpus import write_corpus
 from evaluation import PROMPTS, check_samples, continue_greedily
-from tokenizer import BOS_ID, EOS_ID, PAD_ID, train_tokenizer
+from tokenizer import BOS_ID, EOS_ID, PAD_ID, save_tokenizer, train_tokenizer
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -30,6 +30,7 @@ from transformers import (
     LlamaForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
 )
 
 POSITIONS = 256
@@ -178,12 +179,12 @@ def held_out_loss(model: PreTrainedModel, rows: list[list[int]], batch: int = 50
     return total / count
 
 
-def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, out: Path) -> None:
+def save(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Writes the checkpoint next to `out`, then moves its files into place."""
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=out.parent, prefix=f".{out.name}-") as scratch:
         model.save_pretrained(scratch)
-        tokenizer.save_pretrained(scratch)
+        save_tokenizer(tokenizer, Path(scratch))
         for path in sorted(Path(scratch).iterdir()):
             path.chmod(0o644)
             os.replace(path, out / path.name)

@@ -21,7 +21,11 @@ TINY: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
-# What the families of the slice have beyond llama's plain form, each past its own defaults.
+ABSENT = object()  # a field that the family does not have
+
+_LONG_FACTORS = [1.0 + 0.3 * i for i in range(6)]
+
+# What the families have beyond llama's plain form, each past its own defaults.
 CONFIGS: dict[str, dict[str, Any]] = {
     "llama": {
         "attention_bias": True,
@@ -43,12 +47,80 @@ CONFIGS: dict[str, dict[str, Any]] = {
     },
     "qwen3": {"head_dim": 32, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "mistral": {"sliding_window": 4},
+    "cohere": {"logit_scale": 0.25, "tie_word_embeddings": True},
+    "gemma": {"tie_word_embeddings": True, "head_dim": 32},
+    "gemma2": {
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 7,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "gemma3_text": {
+        "sliding_window": 4,
+        "query_pre_attn_scalar": 7,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 1e5},
+        },
+    },
+    "glm": {"head_dim": 32, "pad_token_id": 0, "eos_token_id": 1},
+    "gpt2": {
+        **{name: ABSENT for name in TINY if name != "vocab_size"},
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+    },
+    "gpt_neox": {
+        "num_key_value_heads": ABSENT,
+        "head_dim": ABSENT,
+        "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.3,
+    },
+    "olmo": {"pad_token_id": 0, "eos_token_id": 1},
+    "olmo2": {"pad_token_id": 0, "eos_token_id": 1},
+    "phi": {
+        "rope_parameters": {"partial_rotary_factor": 0.5, "rope_theta": 10000.0},
+        "head_dim": ABSENT,
+    },
+    "phi3": {
+        "sliding_window": 6,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "head_dim": ABSENT,
+        "original_max_position_embeddings": 12,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.75,
+            "short_factor": [1.0] * 6,
+            "long_factor": _LONG_FACTORS,
+            "original_max_position_embeddings": 12,
+        },
+    },
+    "starcoder2": {
+        "sliding_window": 4,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+    },
 }
 
 
 def make_model(model_type: str, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
     """Return a model of `model_type` whose every weight matters: eager attention, float32."""
-    settings = {**TINY, **CONFIGS.get(model_type, {}), **overrides}
+    own = {**CONFIGS.get(model_type, {}), **overrides}
+    settings = {key: value for key, value in {**TINY, **own}.items() if value is not ABSENT}
     config = transformers.AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(
@@ -77,8 +149,21 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 
 @torch.no_grad()
 def logits_alone(
-    model: transformers.PreTrainedModel, tokens: npt.NDArray[np.int64]
+    model: transformers.PreTrainedModel, tokens: npt.NDArray[np.int64], decode_steps: int = 0
 ) -> npt.NDArray[np.float32]:
-    """Return the logits `[S, vocab]` of one row that runs by itself, all tokens in one pass."""
-    result: npt.NDArray[np.float32] = model(torch.from_numpy(tokens)[None]).logits[0].numpy()
-    return result
+    """Return the logits `[S, vocab]` of one row that runs by itself.
+
+    Args:
+        model: The reference.
+        tokens: The row; all of it in one pass, but for
+        decode_steps: tokens at the end that follow one at a time, where that makes a difference
+            (LongRoPE changes its table once a row is long).
+    """
+    split = len(tokens) - decode_steps
+    parts = [tokens[:split], *(tokens[i : i + 1] for i in range(split, len(tokens)))]
+    cache, logits = None, []
+    for part in parts:
+        result = model(torch.from_numpy(part)[None], cache=cache, use_cache=True)
+        cache = result.past_key_values
+        logits.append(result.logits[0].numpy())
+    return np.concatenate(logits)

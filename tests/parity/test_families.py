@@ -55,7 +55,7 @@ def test_right_padding(checkpoints, tmp_path, model_type, ep):
     tokens = rows(model.config.vocab_size)
     ours = padded_logits(decoder, tokens, DECODE_STEPS, "right")
     for row, got in zip(tokens, ours, strict=True):
-        expected = logits_alone(model, row)
+        expected = logits_alone(model, row, DECODE_STEPS)
         assert 1 < np.abs(expected).max() < 50
         assert np.abs(got - expected).max() < TOLERANCE
 
@@ -69,7 +69,7 @@ def test_left_padding_and_chunks(checkpoints, tmp_path, model_type, ep):
     for chunks in ((), (4, 6)):
         ours = padded_logits(decoder, tokens, DECODE_STEPS, "left", chunks)
         for row, got in zip(tokens, ours, strict=True):
-            assert np.abs(got - logits_alone(model, row)).max() < TOLERANCE
+            assert np.abs(got - logits_alone(model, row, DECODE_STEPS)).max() < TOLERANCE
 
 
 @pytest.mark.parametrize("model_type", list(CONFIGS))
@@ -78,4 +78,4 @@ def test_prefill_in_chunks_on_cpu(checkpoints, tmp_path, model_type):
     decoder = build(folder, tmp_path / "out", "cpu")
     row = rows(model.config.vocab_size)[:1]
     (ours,) = padded_logits(decoder, row, DECODE_STEPS, "right", (6, 4))
-    assert np.abs(ours - logits_alone(model, row[0])).max() < TOLERANCE
+    assert np.abs(ours - logits_alone(model, row[0], DECODE_STEPS)).max() < TOLERANCE

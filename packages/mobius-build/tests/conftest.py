@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 import pytest
+from typer.testing import CliRunner
 
+import mobius
+from mobius.cli import app
 from mobius.package import ModelPackage
+from mobius_components import ArchitectureConfig
+from mobius_components.models import CausalLMModel
 
 TINY = """<ir_version: 10, opset_import: ["" : 24]>
 tiny (float[batch, 16] x, float[16, 8] layer_weight, float[8] layer_bias, float[8] scale,
@@ -80,6 +86,50 @@ def make_package() -> Callable[..., ModelPackage]:
         package = ModelPackage({"model": tiny_model(dtype)}, roles={"model": "decoder"})
         if weights:
             package.apply_weights(tensors_for(package, seed))
+        return package
+
+    return make
+
+
+@pytest.fixture
+def run() -> Callable[..., Any]:
+    """Return a function that runs the command line in this process."""
+
+    def run(*arguments: object) -> Any:
+        environment = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
+        return CliRunner().invoke(app, [str(item) for item in arguments], env=environment)
+
+    return run
+
+
+DECODER = ArchitectureConfig(
+    vocab_size=64,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    head_dim=16,
+    rope_theta=10000.0,
+    max_position_embeddings=64,
+)
+
+
+@pytest.fixture
+def decoder() -> Callable[..., ModelPackage]:
+    """Return a maker of packages with a decoder of two layers and random weights."""
+
+    def make(*, seed: int = 0, weights: bool = True, **options: Any) -> ModelPackage:
+        package = mobius.build_from_module(CausalLMModel(DECODER), DECODER, **options)
+        if weights:
+            tensors = {
+                # As large as those of a trained model; norms around 1.
+                name: ir.tensor(
+                    tensor.numpy() * np.float32(0.1) + np.float32("norm" in name), name=name
+                )
+                for name, tensor in tensors_for(package, seed).items()
+            }
+            package.apply_weights(tensors)
         return package
 
     return make

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import signal
 import subprocess
@@ -15,28 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import mobius
 import mobius_eps
-from mobius.cli import app
 from mobius.errors import WeightsError
 from mobius.package import ModelPackage
 from mobius_eps import UnknownEpError, ep_registry
 
 MakePackage = Callable[..., ModelPackage]
 Run = Callable[..., Any]
-
-
-@pytest.fixture
-def run() -> Run:
-    """Return a function that runs the command line in this process."""
-
-    def run(*arguments: object) -> Any:
-        environment = {"COLUMNS": "100", "NO_COLOR": "1", "TERM": "dumb"}
-        return CliRunner().invoke(app, [str(item) for item in arguments], env=environment)
-
-    return run
 
 
 @pytest.fixture
@@ -49,7 +35,6 @@ def build(monkeypatch: pytest.MonkeyPatch, make_package: MakePackage) -> Iterato
 
     def fake(model: str, **options: Any) -> ModelPackage:
         calls.update(options, model=model)
-        logging.getLogger("mobius._optimizations").info("[EP Trace] Stage 1: Cleanup")
         if "warns" in calls:
             warnings.warn(calls["warns"], UserWarning, stacklevel=1)
         if "raises" in calls:
@@ -71,14 +56,15 @@ def test_build_passes_its_options_on_and_saves(
     result = run(
         *("build", "org/name", tmp_path / "out", "--ep", "cuda", "--dtype", "f16"),
         *("--revision", "main", "--token", "secret", "--cache-dir", tmp_path, "--offline"),
+        *("--opset", "21"),
     )
     assert result.exit_code == 0, result.output
     assert build == {
         "model": "org/name",
         "execution_provider": "cuda",
         "dtype": "f16",
+        "opset": 21,
         "load_weights": True,
-        "trace_optimization": False,
         "revision": "main",
         "token": "secret",
         "cache_dir": tmp_path,
@@ -97,15 +83,43 @@ def test_build_without_weights(run: Run, build: dict[str, Any], tmp_path: Path) 
     assert not (tmp_path / "out" / "model.onnx.data").exists()
 
 
-def test_trace_goes_to_stderr(run: Run, build: dict[str, Any], tmp_path: Path) -> None:
-    logger = logging.getLogger("mobius._optimizations")
-    before = (logger.level, logger.propagate, list(logger.handlers))
-    traced = run("build", "m", tmp_path / "traced", "--trace")
-    assert traced.stderr == "INFO mobius._optimizations: [EP Trace] Stage 1: Cleanup\n"
-    assert build["trace_optimization"] is True
-    quiet = run("build", "m", tmp_path / "quiet")
+def test_trace_is_a_table_on_stderr(
+    run: Run, monkeypatch: pytest.MonkeyPatch, decoder: Callable[..., ModelPackage], tmp_path: Path
+) -> None:
+    def fake(model: str, *, execution_provider: str, **options: Any) -> ModelPackage:
+        return decoder(execution_provider=execution_provider)
+
+    monkeypatch.setattr(mobius, "build", fake, raising=False)
+    traced = run("build", "m", tmp_path / "traced", "--ep", "cpu", "--trace")
+    assert traced.exit_code == 0, traced.output
+    assert traced.stdout.startswith("Saved m for cpu")
+    assert "model: decoder for cpu FLOAT, " in traced.stderr
+    (fusion,) = [line for line in traced.stderr.splitlines() if "GQAFusion" in line]
+    assert fusion.split()[:3] == ["2", "GQAFusion", "2"]
+    assert "+2 GroupQueryAttention" in squeezed(traced.stderr)
+    quiet = run("build", "m", tmp_path / "quiet", "--ep", "cpu")
     assert quiet.stderr == ""
-    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+
+
+def test_report_is_written_after_the_package(
+    run: Run, monkeypatch: pytest.MonkeyPatch, decoder: Callable[..., ModelPackage], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(mobius, "build", lambda model, **options: decoder(), raising=False)
+    out = tmp_path / "out"
+    out.mkdir()
+    result = run("build", "org/name", out, "--report", out / "report.html")
+    assert result.exit_code == 0, result.output
+    assert "<title>org/name for default</title>" in (out / "report.html").read_text("utf-8")
+    assert ModelPackage.load(out).is_loaded
+
+
+def test_a_report_that_cannot_be_written_is_found_before_anything_is_built(
+    run: Run, build: dict[str, Any], tmp_path: Path
+) -> None:
+    result = run("build", "m", tmp_path / "out", "--report", tmp_path / "nowhere" / "page.html")
+    assert result.exit_code == 1
+    assert "does not exist" in squeezed(result.stderr)
+    assert build == {}
 
 
 def test_a_warning_is_one_line(run: Run, build: dict[str, Any], tmp_path: Path) -> None:
@@ -196,9 +210,17 @@ def test_wrong_usage_is_2(run: Run, arguments: list[str], message: str) -> None:
 def test_help_names_every_option(run: Run) -> None:
     result = run("build", "--help")
     assert result.exit_code == 0
-    for option in ("--ep", "--dtype", "--no-weights", "--trace", "--revision", "--token"):
+    for option in ("--ep", "--dtype", "--no-weights", "--trace", "--report", "--revision"):
         assert option in result.stdout
-    for option in ("--cache-dir", "--offline", "--overwrite", "--allow-non-finite", "--debug"):
+    assert "[default: the checkpoint's own]" in squeezed(result.stdout)
+    for option in (
+        "--token",
+        "--cache-dir",
+        "--offline",
+        "--overwrite",
+        "--allow-non-finite",
+        "--debug",
+    ):
         assert option in result.stdout
 
 
@@ -223,6 +245,14 @@ def test_eps_as_json_holds_every_capability(run: Run) -> None:
     assert document["cuda"]["gqa_dtypes"] == ["BFLOAT16", "FLOAT16"]
     assert document["cuda"]["provider_options"] == dict(mobius_eps.get_ep("cuda").provider_options)
     assert document["onnx-standard"]["allowed_domains"] == [""]
+    assert document["dml"]["max_opset"] == 21
+    assert document["cuda"]["lacks"][0] == {
+        "op_type": "PackedMultiHeadAttention",
+        "domain": "com.microsoft",
+        "dtypes": ["BFLOAT16"],
+        "attribute": None,
+        "reason": "ORT's CUDA EP has kernels in float32 and float16 only (1.31)",
+    }
 
 
 def python(script: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
@@ -243,13 +273,14 @@ def test_help_does_not_load_what_it_does_not_need() -> None:
         try:
             main()
         finally:
-            print(sorted({"numpy", "onnx", "onnx_ir", "onnxscript"} & set(sys.modules)))
+            heavy = {"numpy", "onnx", "onnx_ir", "onnxruntime", "onnxscript"}
+            print(sorted(heavy & set(sys.modules)))
     """
     process = python(script, "--help")
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr
-    assert "build" in stdout
-    assert "eps" in stdout
+    for command in ("build", "optimize", "verify", "explain", "eps"):
+        assert command in stdout
     assert stdout.splitlines()[-1] == "[]"
 
 

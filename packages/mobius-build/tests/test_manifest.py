@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from mobius.errors import PackageLoadError
-from mobius.manifest import Manifest, ModelEntry, SourceInfo
+from mobius.manifest import Manifest, ModelEntry, RuntimeOptions, SourceInfo
 from mobius.package import ModelPackage
 from mobius.report import OpDelta, OptimizationReport, StageRecord
 from mobius.stage import Phase
@@ -37,6 +37,7 @@ MANIFEST = Manifest(
     weights=True,
     files=("tokenizer.json",),
     versions={"mobius-build": "0.1.0"},
+    runtime=RuntimeOptions(provider_options={"enable_cuda_graph": "0"}, int4_accuracy_level=4),
 )
 
 
@@ -63,6 +64,7 @@ def edited(**changes: Any) -> str:
         ({"models": {}}, "'models' is no entry"),
         ({"models": {"model": {"path": "model.onnx"}}}, r"models\.model: field 'data' is nothing"),
         ({"source": {"revision": None}}, "source: field 'name' is nothing, needs str"),
+        ({"runtime": {}}, "runtime: field 'provider_options' is nothing, needs dict"),
         ({"files": ["../secret"]}, r"'\.\./secret' is not a path inside the package"),
         ({"files": ["/etc/passwd"]}, "'/etc/passwd' is not a path inside"),
         ({"files": ["C:/x"]}, "'C:/x' is not a path inside"),
@@ -155,7 +157,43 @@ def test_a_saved_package_says_what_it_is(make_package: MakePackage, tmp_path: Pa
         "padding": "any",
         "weights": True,
         "files": [],
+        "runtime": {
+            "provider_options": {
+                "enable_cuda_graph": "0",
+                "enable_skip_layer_norm_strict_mode": "1",
+            },
+            "graph_capture": False,
+            "int4_accuracy_level": 0,
+        },
     }
+
+
+def test_a_graph_with_control_flow_is_not_to_be_captured(
+    make_package: MakePackage, tmp_path: Path
+) -> None:
+    # C122: branches are chosen on the host.
+    def runtime(package: ModelPackage, name: str) -> RuntimeOptions | None:
+        built = package.with_build(ep=get_ep("trt-rtx"), dtype=ir.DataType.FLOAT, reports={})
+        built.save(tmp_path / name)
+        loaded = ModelPackage.load(tmp_path / name).runtime_options()
+        assert loaded == built.runtime_options()
+        return loaded
+
+    plain = runtime(make_package(), "plain")
+    assert plain is not None
+    assert plain.graph_capture
+    assert plain.provider_options == {"enable_cuda_graph": "1"}
+    branching = ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["" : 24]>
+        g (bool c, float[N] x) => (float[N] y) {
+            y = If (c) <then_branch = t () => (float[N] a) { a = Neg (x) },
+                        else_branch = e () => (float[N] b) { b = Abs (x) }>
+        }
+    """)
+    package = ModelPackage({"model": branching}, roles={"model": "decoder"})
+    found = runtime(package, "branching")
+    assert found is not None
+    assert not found.graph_capture
 
 
 def test_the_summary_survives_loading(make_package: MakePackage, tmp_path: Path) -> None:

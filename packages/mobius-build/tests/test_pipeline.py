@@ -13,11 +13,20 @@ import onnx_ir as ir
 import pytest
 
 from mobius.dtypes import parse_dtype
-from mobius.op_support import OP_CAPABILITY, runs, wrong_attributes
-from mobius.pipeline import STAGES, plan
+from mobius.op_support import (
+    OP_CAPABILITY,
+    lacks_of,
+    runs,
+    runs_node,
+    uses_of,
+    wrong_attributes,
+)
+from mobius.opsets import UnsupportedOpsetError
+from mobius.pipeline import STAGES, plan, plan_for
 from mobius.roles import Role
 from mobius.stage import Phase, Target
-from mobius_eps import EpCapabilities, Lack, UnknownEpError, get_ep
+from mobius.tasks.base import OPSET_VERSION
+from mobius_eps import NEWEST_OPSET, EpCapabilities, Lack, UnknownEpError, ep_registry, get_ep
 
 EPS = ("default", "cpu", "cuda", "dml", "webgpu", "mlx", "trt-rtx", "onnx-standard")
 DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
@@ -63,9 +72,22 @@ def test_names_are_those_of_the_specification() -> None:
         "GeluFusion",
         "BiasGelu",
     ]
+    assert [stage.name for stage in STAGES if stage.phase is Phase.INLINE] == [
+        "LowerFusedMatMul",
+        "InlinePass",
+    ]
     assert [stage.name for stage in STAGES if stage.phase is Phase.LOWERING] == [
         "SeparateRoPE",
         "UnpackQKV",
+        "LowerAttention",
+        "LowerRotaryEmbedding",
+        "LowerRMSNormalization",
+        "LowerLayerNormalization",
+        "LowerGelu",
+        "LowerSwish",
+        "LowerOr",
+        "EliminateShape",
+        "LowerOpset",
     ]
 
 
@@ -95,37 +117,65 @@ def test_gqa_dtypes_of_the_specification(ep: str, dtypes: str) -> None:
     assert fused == dtypes.split()
 
 
-def test_lowering_is_for_dml_only() -> None:
+def test_gqa_is_lowered_for_dml_only() -> None:
     for ep in EPS:
         lowered = {"SeparateRoPE", "UnpackQKV"} <= set(names(ep, "f16"))
         assert lowered == (ep == "dml")
+
+
+@pytest.mark.parametrize("ep", ["default", "cpu", "cuda", "mlx", "onnx-standard"])
+def test_who_runs_every_standard_operator_has_nothing_lowered(ep: str) -> None:
+    for dtype, role in itertools.product(DTYPES, Role):
+        assert [s for s in plan(ep, dtype, role) if s.phase is Phase.LOWERING] == []
+
+
+def test_an_older_opset_lowers_what_it_lacks() -> None:
+    def lowered(opset: int | None, ep: str = "onnx-standard") -> list[str]:
+        stages = plan(ep, "f32", opset=opset)
+        return [stage.name for stage in stages if stage.phase is Phase.LOWERING]
+
+    since_23 = ["LowerAttention", "LowerRotaryEmbedding", "LowerRMSNormalization"]
+    assert lowered(None) == lowered(24) == []
+    assert lowered(23) == ["LowerSwish", "LowerOpset"]
+    assert lowered(22) == [*since_23, "LowerSwish", "LowerOpset"]
+    assert lowered(19) == lowered(17) == [*since_23, "LowerGelu", "LowerSwish", "LowerOpset"]
+    # What the provider cannot load, no user's wish brings back.
+    assert lowered(24, "dml") == lowered(None, "dml")
+    # A chain of operators is not made a GELU that would be taken apart again.
+    assert "GeluFusion" not in [stage.name for stage in plan("onnx-standard", "f32", opset=19)]
+
+
+@pytest.mark.parametrize("opset", [16, 25, True, "17", 17.0])
+def test_opsets_that_nothing_is_built_for(opset: object) -> None:
+    with pytest.raises(UnsupportedOpsetError) as error:
+        plan("default", "f32", opset=opset)  # type: ignore[arg-type]
+    assert str(error.value) == (
+        f"Unsupported opset {opset!r}; an int from 17 to 24 is needed, or None for the newest one "
+        "that the execution provider runs."
+    )
+    assert isinstance(error.value, ValueError)
+
+
+def test_models_are_written_in_the_newest_opset() -> None:
+    assert OPSET_VERSION == NEWEST_OPSET
+    assert ep_registry["default"].max_opset == NEWEST_OPSET
+
+
+def test_a_model_that_is_older_is_not_given_newer_operators() -> None:
+    def planned(model_opset: int) -> set[str]:
+        target = dataclasses.replace(_target("default"), model_opset=model_opset)
+        return {stage.name for stage in plan_for(target)}
+
+    assert "GeluFusion" in planned(20)
+    assert "GeluFusion" not in planned(19)
+    assert "LowerOpset" not in planned(18)
+    assert "LowerOpset" in planned(25)
 
 
 def test_a_provider_that_is_not_registered() -> None:
     capabilities = EpCapabilities(name="unregistered", gqa_dtypes=frozenset({DTYPES[1]}))
     assert "GQAFusion" in names(capabilities, "f16")
     assert "GQAFusion" not in names(capabilities, "f32")
-
-
-@pytest.mark.parametrize(
-    ("change", "stage"),
-    [
-        ({"gqa_dtypes": frozenset(), "qkv_pack_dtypes": frozenset()}, "GQAFusion"),
-        ({"qkv_pack_dtypes": frozenset()}, "PackQKV"),
-        ({"supports_skip_layer_norm": False}, "SkipNorm"),
-        ({"supports_skip_layer_norm": False}, "SkipLayerNorm"),
-        ({"supports_fused_matmul": False}, "FusedMatMul"),
-    ],
-)
-def test_each_capability_has_a_reader(change: dict[str, object], stage: str) -> None:
-    cuda = get_ep("cuda")
-    assert stage in names(cuda, "f16")
-    assert stage not in names(dataclasses.replace(cuda, **change), "f16")  # type: ignore[arg-type]
-
-
-def test_fused_rope_has_a_reader() -> None:
-    cuda = dataclasses.replace(get_ep("cuda"), supports_fused_rope=False)
-    assert {"SeparateRoPE", "UnpackQKV"} <= set(names(cuda, "f16"))
 
 
 @pytest.mark.parametrize(
@@ -164,7 +214,36 @@ def test_runs() -> None:
     assert not runs(_target("cuda"), "my.domain", "Anything")
 
 
-def test_lacks_have_a_reader() -> None:
+def test_runs_asks_opset_and_uses() -> None:
+    old = dataclasses.replace(_target("onnx-standard"), opset=22)
+    assert not runs(old, "", "Attention")
+    assert runs(old, "", "Gelu")
+    model = ir.from_onnx_text("""
+        <ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>
+        uses (float[B, S, 32] x, float[B, 2, P, 16] pk, float[B, 2, P, 16] pv)
+            => (float[B, S, 32] y, float[B, S, 32] z) {
+            y = Attention <q_num_heads = 2, kv_num_heads = 2> (x, x, x)
+            z, k, v = Attention <q_num_heads = 2, kv_num_heads = 2, softcap = 0.0>
+                (x, x, x, , pk, pv)
+        }
+    """)
+    plain, cached = model.graph
+    assert uses_of(plain) == {"q_num_heads", "kv_num_heads"}
+    assert uses_of(cached) == {"q_num_heads", "kv_num_heads", "past_key", "past_value"}
+    model.graph.outputs.append(cached.outputs[1])
+    assert uses_of(cached) >= {"past_key", "past_value", "present_key"}
+    assert runs_node(_target("trt-rtx"), plain)
+    assert not runs_node(_target("trt-rtx"), cached)
+    # The dtype is the node's own.
+    float16 = dataclasses.replace(
+        get_ep("cuda"), lacks=[Lack("Attention", dtypes={ir.DataType.FLOAT16}, reason="none")]
+    )
+    assert not runs(_target(float16), "", "Attention")
+    assert runs_node(_target(float16), plain)
+    assert lacks_of(_target(float16), "", "Attention")[0].reason == "none"
+
+
+def test_lacks_say_what_is_run() -> None:
     lacking = dataclasses.replace(
         get_ep("cuda"),
         lacks=(

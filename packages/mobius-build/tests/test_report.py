@@ -10,7 +10,13 @@ import pickle
 import onnx_ir as ir
 import pytest
 
-from mobius.report import OpDelta, OptimizationReport, StageRecord, refusal_lines
+from mobius.report import (
+    OpDelta,
+    OptimizationReport,
+    StageRecord,
+    refusal_groups,
+    refusal_lines,
+)
 from mobius.stage import Phase
 from mobius_ir_rules.match_log import Refusal
 
@@ -89,6 +95,26 @@ def test_refusals_are_grouped_by_reason() -> None:
         "refused 2 Attention: No cache. (first: layers.0/attn)",
         "refused 1 Attention: No mask. (first: layers.2/attn)",
     ]
+
+
+def test_reasons_that_name_another_layer_are_one_reason() -> None:
+    refusals = [
+        Refusal("Fuse", f"layers.{i}/attn", "Attention", f"The node 'layers.{i}/mask' is odd, {n}.")
+        for i, n in enumerate([8, 8, 12])
+    ]
+    groups = refusal_groups(refusals)
+    assert [(group.reason, group.nodes) for group in groups] == [
+        ("The node 'layers.0/mask' is odd, 8.", ("layers.0/attn", "layers.1/attn")),
+        ("The node 'layers.2/mask' is odd, 12.", ("layers.2/attn",)),
+    ]
+
+
+def test_operators_after_are_those_before_and_what_the_stages_changed() -> None:
+    report = dataclasses.replace(
+        _report(), operators_before=(("Attention", 2), ("Identity", 2), ("MatMul", 8))
+    )
+    assert report.operators_after == (("MatMul", 8), ("com.microsoft::GroupQueryAttention", 2))
+    assert report.to_dict()["operators_after"] == dict(report.operators_after)
 
 
 def test_str_is_a_short_table() -> None:

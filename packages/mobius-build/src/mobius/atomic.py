@@ -12,7 +12,15 @@ from pathlib import Path
 
 from mobius.errors import PackageSaveError
 
-__all__ = ["atomic_directory", "check_destination", "check_free_space"]
+__all__ = [
+    "as_save_error",
+    "atomic_directory",
+    "check_destination",
+    "check_free_space",
+    "new_sibling",
+    "sync",
+    "sync_tree",
+]
 
 _logger = logging.getLogger(__name__)
 
@@ -31,7 +39,7 @@ def check_destination(target: Path, *, overwrite: bool, marker: str) -> None:
     """
     if target.exists() and not target.is_dir():
         raise PackageSaveError(f"{target} is a file. Choose a folder to save the package in.")
-    with _as_save_error(target):
+    with as_save_error(target):
         existing = target if target.exists() else next(p for p in target.parents if p.exists())
         occupied = target.exists() and any(target.iterdir())
     if not existing.is_dir():
@@ -65,7 +73,7 @@ def check_destination(target: Path, *, overwrite: bool, marker: str) -> None:
 def check_free_space(target: Path, needed: int) -> None:
     """Refuse to start when the file system of `target` has less than `needed` bytes free."""
     existing = next(path for path in (target, *target.parents) if path.exists())
-    with _as_save_error(target):
+    with as_save_error(target):
         free = shutil.disk_usage(existing).free
     if free < needed:
         raise PackageSaveError(
@@ -92,14 +100,14 @@ def atomic_directory(target: Path, *, overwrite: bool, last: str) -> Iterator[Pa
     Raises:
         PackageSaveError: for every `OSError` in the block or while moving files.
     """
-    with _as_save_error(target), contextlib.ExitStack() as undo:
+    with as_save_error(target), contextlib.ExitStack() as undo:
         inside = target.is_dir() and not any(target.iterdir())
         if not inside:
             _make_parents(target.parent, undo)
-        staging = _new_sibling(target / target.name if inside else target, "tmp")
+        staging = new_sibling(target / target.name if inside else target, "tmp")
         undo.callback(shutil.rmtree, staging, ignore_errors=True)
         yield staging
-        _sync_tree(staging)
+        sync_tree(staging)
         if inside:
             _move_up(staging, target, last, undo)
         else:
@@ -107,11 +115,12 @@ def atomic_directory(target: Path, *, overwrite: bool, last: str) -> Iterator[Pa
         undo.pop_all()
         if inside:
             staging.rmdir()
-        _sync(target if inside else target.parent)
+        sync(target if inside else target.parent)
 
 
 @contextlib.contextmanager
-def _as_save_error(target: Path) -> Iterator[None]:
+def as_save_error(target: Path) -> Iterator[None]:
+    """Raise every `OSError` of the block as a `PackageSaveError` about `target`."""
     try:
         yield
     except PackageSaveError:
@@ -136,7 +145,8 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def _new_sibling(path: Path, kind: str) -> Path:
+def new_sibling(path: Path, kind: str) -> Path:
+    """Make a hidden folder beside `path`, with a name that no one else has."""
     # Not tempfile.mkdtemp, whose folders only their owner can read.
     folder = path.with_name(f".{path.name}.{kind}-{secrets.token_hex(4)}")
     folder.mkdir()
@@ -148,7 +158,7 @@ def _replace(staging: Path, target: Path, *, overwrite: bool) -> None:
         staging.rename(target)  # fails if someone else has put a package there in the meantime
         return
     shutil.copymode(target, staging)
-    aside = _new_sibling(target, "old")
+    aside = new_sibling(target, "old")
     old = aside / target.name
     try:
         target.rename(old)
@@ -176,14 +186,15 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """`sync` a folder and all that is in it."""
     for root, _, names in os.walk(folder, topdown=False):
         for name in names:
-            _sync(Path(root, name))
-        _sync(Path(root))
+            sync(Path(root, name))
+        sync(Path(root))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
     """Wait until the disk has `path`, so that a power cut cannot leave it half written."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open a folder, and needs no sync of it

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import collections
+import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
 
 from mobius.dtypes import DTYPE_NAMES
-from mobius.op_support import lacks_of, uses_of, wrong_attributes
+from mobius.op_support import dtype_of, lacks_of, uses_of, wrong_attributes
 from mobius.pipeline import GQA_FUSION
 from mobius.report import StageRecord, refusal_lines
 from mobius.stage import Target
@@ -76,8 +77,12 @@ def still_lacking(model: ir.Model, target: Target) -> list[str]:
     """
     found: dict[tuple[str, str], list[ir.Node]] = collections.defaultdict(list)
     reasons: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
+    concerned = {(lack.domain, lack.op_type) for lack in target.capabilities.lacks}
     for node in model.graph.all_nodes():
-        lacks = lacks_of(target, node.domain, node.op_type, uses_of(node))
+        if (node.domain, node.op_type) not in concerned:
+            continue
+        in_its_dtype = dataclasses.replace(target, dtype=dtype_of(node) or target.dtype)
+        lacks = lacks_of(in_its_dtype, node.domain, node.op_type, uses_of(node))
         if lacks:
             operator = (f"{node.domain}::{node.op_type}".lstrip(":"), lacks[0].attribute or "")
             found[operator].append(node)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -73,7 +74,12 @@ class DataLayout:
     size: int
 
 
-def plan_layout(model: ir.Model, location: str, weights: frozenset[ir.Value]) -> DataLayout:
+def plan_layout(
+    model: ir.Model,
+    location: str,
+    weights: frozenset[ir.Value],
+    kept: Mapping[ir.Value, DataEntry] = MappingProxyType({}),
+) -> DataLayout:
     """Decide where each initializer of `model` goes.
 
     Weights are never embedded, however small, so that the graph file is the same with and without
@@ -85,6 +91,7 @@ def plan_layout(model: ir.Model, location: str, weights: frozenset[ir.Value]) ->
         model: The model; not changed.
         location: Name of the data file, relative to the `.onnx` file.
         weights: Initializers that take their values from a checkpoint.
+        kept: Initializers whose bytes stay where they are, in some other file.
 
     Raises:
         PackageSaveError: if an initializer has no data and no static shape and dtype.
@@ -94,6 +101,9 @@ def plan_layout(model: ir.Model, location: str, weights: frozenset[ir.Value]) ->
     by_tensor: dict[int, DataEntry] = {}
     end = 0
     for value in _initializers(model):
+        if value in kept:
+            by_value[value] = kept[value]
+            continue
         tensor = value.const_value
         leaves = tensor.leaves if isinstance(tensor, DerivedTensor) else (value,)
         is_weight = not weights.isdisjoint(leaves)

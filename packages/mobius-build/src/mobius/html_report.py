@@ -17,7 +17,7 @@ from mobius.__about__ import __version__
 from mobius.errors import ReportError
 from mobius.layer_graph import LayerGraph
 from mobius.layer_svg import MOST_NODES, layer_svg
-from mobius.report import OptimizationReport, StageRecord
+from mobius.report import OptimizationReport, StageRecord, refusal_groups
 from mobius_ir_rules.match_log import Refusal
 
 __all__ = ["check_report_path", "html_report", "write_html_report"]
@@ -178,16 +178,14 @@ def _signed(number: int) -> str:
 
 
 def _refusals(refusals: Iterable[Refusal]) -> str:
-    groups: dict[tuple[str, str, str], list[str]] = collections.defaultdict(list)
-    for refusal in refusals:
-        groups[refusal.rule, refusal.op_type, refusal.reason].append(refusal.node)
+    groups = refusal_groups(refusals)
     if not groups:
         return "<p>No rule found a candidate that it had to leave as it is.</p>"
     return "\n".join(
-        f"<details><summary><b>{len(nodes)} × {escape(op_type)}</b> {escape(reason)}"
-        f"<span class='rule'>{escape(rule)}</span></summary>"
-        f"<ul>{''.join(f'<li>{escape(node)}</li>' for node in nodes)}</ul></details>"
-        for (rule, op_type, reason), nodes in groups.items()
+        f"<details><summary><b>{len(group.nodes)} × {escape(group.op_type)}</b> "
+        f"{escape(group.reason)}<span class='rule'>{escape(group.rule)}</span></summary>"
+        f"<ul>{''.join(f'<li>{escape(node)}</li>' for node in group.nodes)}</ul></details>"
+        for group in groups
     )
 
 

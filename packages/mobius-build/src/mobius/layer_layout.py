@@ -63,9 +63,9 @@ def lay_out(widths: Sequence[float], edges: Sequence[tuple[int, int]], gap: floa
             below[upper].append(lower)
     rows = _ordered_rows(ranks, above, below)
     centers = _centers(rows, sizes, above, below, gap)
-    left = min(centers[v] - sizes[v] / 2 for v in range(count))
-    right = max(centers[v] + sizes[v] / 2 for v in range(len(sizes)))
-    left = min(left, *centers)
+    # Vertices of no size may stick out too: edges pass through them.
+    left = min((center - size / 2 for center, size in zip(centers, sizes, strict=True)), default=0)
+    right = max((center + size / 2 for center, size in zip(centers, sizes, strict=True)), default=0)
     moved = [center - left for center in centers]
     return Layout(
         tuple(moved[:count]),
@@ -159,9 +159,7 @@ def _place(
     Packing from the left and from the right are two placements without overlap, and so is any
     mean of the two.
     """
-    steps = [
-        (sizes[left] + sizes[right]) / 2 + gap for left, right in itertools.pairwise(row)
-    ]
+    steps = [(sizes[left] + sizes[right]) / 2 + gap for left, right in itertools.pairwise(row)]
     from_left = list(wanted)
     for i, step in enumerate(steps):
         from_left[i + 1] = max(wanted[i + 1], from_left[i] + step)

@@ -2,6 +2,9 @@
 
 A row looks only at nodes that the target does not run as they are used: in their dtype, with the
 attributes and outputs that they have, in the opset that the model is brought down to.
+
+An operator of com.microsoft takes the place of a standard one only where the target says that it
+lacks the standard one. Where an older opset is the reason, primitives do: they need no body.
 """
 
 from __future__ import annotations
@@ -12,10 +15,11 @@ from collections.abc import Callable, Sequence
 import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule
 
-from mobius.op_support import runs, runs_node, wrong_attributes
+from mobius.op_support import lacks_of, runs, runs_node, wrong_attributes
 from mobius.restricted_rules import restricted
 from mobius.stage import Target
 from mobius.stage_pass import RuleGroup, StageResult
+from mobius_ir_rules.fusion.fused_mat_mul import fused_matmul_rules
 from mobius_ir_rules.lowering.attention import attention_to_primitives_rules
 from mobius_ir_rules.lowering.eliminate_shape import eliminate_shape_rules
 from mobius_ir_rules.lowering.fused_mat_mul import fused_matmul_to_primitives_rules
@@ -45,12 +49,14 @@ class Lowering:
         op_type: The operator.
         rules: Makes the rules for a target, in order of preference.
         name: Name of the stage; `Lower` and the operator by default.
+        then: Makes passes that run where the rules were applied, before the tidying.
     """
 
     domain: str
     op_type: str
     rules: Callable[[Target], Rules]
     name: str = ""
+    then: Callable[[Target], Sequence[ir.passes.PassBase]] = lambda target: ()
 
     @property
     def stage_name(self) -> str:
@@ -65,7 +71,8 @@ class Lowering:
     def make(self, target: Target) -> RuleGroup:
         """Return the pass that takes apart what the target does not run."""
         rules = restricted(self.rules(target), lambda node: not runs_node(target, node))
-        return RuleGroup(rules, [EliminateCommonSubexpressions(), RemoveUnused()])
+        tidy = [EliminateCommonSubexpressions(), RemoveUnused()]
+        return RuleGroup(rules, [*self.then(target), *tidy])
 
 
 def _always(factory: Callable[[], Rules]) -> Callable[[Target], Rules]:
@@ -79,14 +86,23 @@ def _always(factory: Callable[[], Rules]) -> Callable[[Target], Rules]:
 def _gelu(target: Target) -> Rules:
     # One rule makes both: the exact form and the tanh form are different operators.
     both = all(runs(target, _MICROSOFT, op_type) for op_type in ("Gelu", "FastGelu"))
-    return gelu_to_microsoft_rules() if both else gelu_to_primitives_rules()
+    if both and lacks_of(target, "", "Gelu"):
+        return gelu_to_microsoft_rules()
+    return gelu_to_primitives_rules()
 
 
 def _rotary_embedding(target: Target) -> Rules:
     primitives = rotary_embedding_to_primitives_rules()
-    if not runs(target, _MICROSOFT, "RotaryEmbedding"):
-        return primitives
-    return [*rotary_embedding_to_microsoft_rules(), *primitives]
+    if runs(target, _MICROSOFT, "RotaryEmbedding") and lacks_of(target, "", "RotaryEmbedding"):
+        return [*rotary_embedding_to_microsoft_rules(), *primitives]
+    return primitives
+
+
+def _fuse_matmul(target: Target) -> Sequence[ir.passes.PassBase]:
+    """Let products of the decomposition read a transposed key as it is, where that is possible."""
+    if not runs(target, _MICROSOFT, "FusedMatMul"):
+        return ()
+    return (RuleGroup(fused_matmul_rules()),)
 
 
 FUSED_MAT_MUL = Lowering(
@@ -95,7 +111,7 @@ FUSED_MAT_MUL = Lowering(
 """Before functions are inlined: the rule makes less of a node than the operator's body."""
 
 LOWERINGS: tuple[Lowering, ...] = (
-    Lowering("", "Attention", _always(attention_to_primitives_rules)),
+    Lowering("", "Attention", _always(attention_to_primitives_rules), then=_fuse_matmul),
     Lowering("", "RotaryEmbedding", _rotary_embedding),
     Lowering("", "RMSNormalization", _always(rms_normalization_to_primitives_rules)),
     Lowering("", "LayerNormalization", _always(layer_normalization_to_primitives_rules)),

@@ -11,7 +11,14 @@ from typing import Any, Literal, cast
 
 from mobius.errors import PackageLoadError
 
-__all__ = ["MANIFEST_NAME", "Manifest", "ModelEntry", "SourceInfo", "installed_versions"]
+__all__ = [
+    "MANIFEST_NAME",
+    "Manifest",
+    "ModelEntry",
+    "RuntimeOptions",
+    "SourceInfo",
+    "installed_versions",
+]
 
 MANIFEST_NAME = "mobius.json"
 FORMAT = "mobius-package"
@@ -41,6 +48,21 @@ class SourceInfo:
 
     name: str
     revision: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RuntimeOptions:
+    """What a runtime's configuration of the package starts from.
+
+    Attributes:
+        provider_options: Options of the execution provider.
+        graph_capture: Whether the runtime may capture the graph on the GPU.
+        int4_accuracy_level: `accuracy_level` of MatMulNBits where the user gives none.
+    """
+
+    provider_options: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    graph_capture: bool = False
+    int4_accuracy_level: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -78,6 +100,7 @@ class Manifest:
         weights: Whether the external data was written.
         files: Tokenizer and generation files beside the graphs.
         versions: Version of each distribution that took part.
+        runtime: What a runtime's configuration starts from, if the graphs were built for an EP.
     """
 
     models: Mapping[str, ModelEntry]
@@ -88,6 +111,7 @@ class Manifest:
     weights: bool
     files: Sequence[str] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    runtime: RuntimeOptions | None = None
 
     def to_json(self) -> str:
         """Return the text of `mobius.json`; equal manifests give equal text."""
@@ -129,6 +153,7 @@ class Manifest:
         if padding not in ("any", "right"):
             raise reader.error("padding", repr(padding), "'any' or 'right'")
         source = reader.get("source", dict, optional=True)
+        runtime = reader.get("runtime", dict, optional=True)
         models = reader.get("models", dict)
         if not models:
             raise reader.error("models", "no entry", "at least one graph")
@@ -141,6 +166,7 @@ class Manifest:
             weights=reader.get("weights", bool),
             files=tuple(_inside(name, f"{where}: files") for name in reader.get("files", list)),
             versions=reader.get("versions", dict),
+            runtime=None if runtime is None else _read_runtime(runtime, f"{where}: runtime"),
         )
 
 
@@ -185,6 +211,15 @@ class _Reader:
 def _read_source(content: Mapping[str, Any], where: str) -> SourceInfo:
     reader = _Reader(content, where)
     return SourceInfo(reader.get("name", str), reader.get("revision", str, optional=True))
+
+
+def _read_runtime(content: Mapping[str, Any], where: str) -> RuntimeOptions:
+    reader = _Reader(content, where)
+    return RuntimeOptions(
+        provider_options=reader.get("provider_options", dict),
+        graph_capture=reader.get("graph_capture", bool),
+        int4_accuracy_level=reader.get("int4_accuracy_level", int),
+    )
 
 
 def _read_entry(content: object, where: str) -> ModelEntry:

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
+import collections
+import math
 from pathlib import Path
 
 import onnx_ir as ir
 
+from mobius.dtypes import DTYPE_NAMES
 from mobius.errors import ModelFileError
 from mobius.manifest import MANIFEST_NAME, Manifest
 
-__all__ = ["DataFile", "find_graphs", "read_model_file"]
+__all__ = ["DataFile", "find_graphs", "model_dtype", "read_manifest", "read_model_file"]
 
 MODEL_NAME = "model.onnx"
 
 
+def read_manifest(folder: Path) -> Manifest | None:
+    """Return the manifest of a package; `None` if `folder` is none.
+
+    Raises:
+        PackageLoadError: (a `ValueError`) if it is damaged.
+    """
+    path = folder / MANIFEST_NAME
+    if not path.is_file():
+        return None
+    return Manifest.from_json(path.read_text(encoding="utf-8"), where=str(path))
+
+
 def find_graphs(path: Path) -> dict[str, Path]:
-    """Return the `.onnx` files of a package by key; a file, and a folder with one, is `model`.
+    """Return the `.onnx` files that can run of a package by key; of any other model, `model`.
 
     Raises:
         ModelFileError: if there is none.
         PackageLoadError: (a `ValueError`) if a package's manifest is damaged.
     """
-    manifest = path / MANIFEST_NAME
-    if manifest.is_file():
-        content = Manifest.from_json(manifest.read_text(encoding="utf-8"), where=str(manifest))
-        if not content.weights:
+    manifest = read_manifest(path)
+    if manifest is not None:
+        if not manifest.weights:
             raise ModelFileError(
                 f"{path} was saved without weights and cannot run. Build it with them."
             )
-        return {key: path / entry.path for key, entry in content.models.items()}
+        return {key: path / entry.path for key, entry in manifest.models.items()}
     if path.is_dir():
         if (path / MODEL_NAME).is_file():
             return {"model": path / MODEL_NAME}
@@ -64,7 +78,37 @@ def read_model_file(path: Path, *, with_data: bool = True) -> ir.Model:
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = _checked(value.const_value, path) if with_data else None
+    if with_data:
+        _read_constants(model, path)
     return model
+
+
+def model_dtype(model: ir.Model) -> ir.DataType:
+    """Return the float type that most numbers of the weights have; without any, of the inputs.
+
+    float32 for a model with no float at all.
+    """
+    counts: collections.Counter[ir.DataType] = collections.Counter()
+    for graph in model.graphs():
+        for value in graph.initializers.values():
+            if value.dtype in DTYPE_NAMES and value.shape is not None and value.shape.is_static():
+                counts[value.dtype] += max(1, math.prod(value.shape.numpy()))
+    if not counts:
+        counts.update(each.dtype for each in model.graph.inputs if each.dtype in DTYPE_NAMES)
+    return max(counts, key=lambda dtype: counts[dtype], default=ir.DataType.FLOAT)
+
+
+def _read_constants(model: ir.Model, path: Path) -> None:
+    """Take the external data of constants in nodes into memory: only initializers are streamed."""
+    for graph in [model.graph, *model.functions.values()]:
+        for node in graph.all_nodes():
+            for attribute in node.attributes.values():
+                if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
+                    tensor = attribute.as_tensor()
+                    if isinstance(tensor, ir.ExternalTensor):
+                        array = _checked(tensor, path).numpy()
+                        inner = ir.Tensor(array, dtype=tensor.dtype, name=tensor.name)
+                        node.attributes.add(ir.AttrTensor(attribute.name, inner))
 
 
 class DataFile(ir.ExternalTensor):

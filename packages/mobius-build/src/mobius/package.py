@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from mobius.errors import PackageError
 from mobius.loading import read_package
-from mobius.manifest import MANIFEST_NAME, SourceInfo
+from mobius.manifest import MANIFEST_NAME, RuntimeOptions, SourceInfo
 from mobius.report import OptimizationReport, refusal_lines
 from mobius.saving import Progress, save_package
 from mobius.weights import bind_weights, collect_parameters
@@ -72,6 +72,7 @@ class ModelPackage(Mapping[str, ir.Model]):
         self._models = dict(models)
         self._parameters = collect_parameters(self._models.values())
         self._loaded_summaries: Mapping[str, Mapping[str, Any] | None] = {}
+        self._loaded_runtime: RuntimeOptions | None = None
         self.roles = dict(roles)
         self.config = config
         self.capabilities = None
@@ -193,10 +194,25 @@ class ModelPackage(Mapping[str, ir.Model]):
         package.dtype = None if manifest.dtype is None else ir.DataType[manifest.dtype]
         package.source = manifest.source
         package.files = files
+        package._loaded_runtime = manifest.runtime
         package._loaded_summaries = {
             key: entry.optimization for key, entry in manifest.models.items()
         }
         return package
+
+    def runtime_options(self) -> RuntimeOptions | None:
+        """Return what a runtime's configuration starts from; `None` if nothing was optimised.
+
+        A graph with control flow cannot be captured on a GPU: branches are chosen on the host.
+        """
+        if self.capabilities is None:
+            return self._loaded_runtime
+        return RuntimeOptions(
+            provider_options=dict(self.capabilities.provider_options),
+            graph_capture=self.capabilities.enable_graph_capture
+            and not any(map(_has_control_flow, self.values())),
+            int4_accuracy_level=self.capabilities.default_int4_accuracy_level,
+        )
 
     def optimization_summary(self, key: str) -> Mapping[str, Any] | None:
         """Return what optimisation did to a graph, short enough for the manifest."""
@@ -218,6 +234,14 @@ class ModelPackage(Mapping[str, ir.Model]):
             ],
             "warnings": list(report.warnings),
         }
+
+
+def _has_control_flow(model: ir.Model) -> bool:
+    # Not those of functions: what stays of them has a kernel, and its body is not expanded.
+    return any(
+        node.domain == "" and node.op_type in ("If", "Loop", "Scan")
+        for node in model.graph.all_nodes()
+    )
 
 
 def _check_keys(models: Mapping[str, ir.Model], roles: Mapping[str, str]) -> None:

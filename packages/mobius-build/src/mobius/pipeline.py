@@ -6,6 +6,7 @@ Row order is execution order. `when` reads capabilities, dtype and role, never a
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 
 import onnx_ir as ir
@@ -175,7 +176,9 @@ def _make_inline(target: Target) -> ir.passes.PassBase:
         return not runs(target, function.domain, function.name)
 
     return Steps(
-        AttachFunctions(_bodies(target, run=False)), InlineFunctions(is_lacking), RemoveUnused()
+        AttachFunctions(_bodies(target, run=False), overloads=True),
+        InlineFunctions(is_lacking),
+        RemoveUnused(),
     )
 
 
@@ -183,8 +186,8 @@ def _make_fold(target: Target) -> ir.passes.PassBase:
     return Steps(
         FoldWeights(),
         FoldConstants(),
-        # Whoever does not know an operator that stays can expand its body.
-        AttachFunctions(_bodies(target, run=True)),
+        # Whoever does not know an operator that stays can expand its body; the target need not.
+        AttachFunctions(_bodies(target, run=True), log_level=logging.INFO),
         EliminateIdentity(),
         EliminateCommonSubexpressions(),
         RemoveUnused(),

@@ -31,7 +31,8 @@ class Scenario:
     Attributes:
         name: What reports call it.
         sizes: Sizes of the dimensions that models leave open.
-        padded: Rows end in padding, each in another amount.
+        padded: Prompts end in padding, each row's in another amount; with a cache, the prompts
+            that are in it.
     """
 
     name: str
@@ -39,13 +40,25 @@ class Scenario:
     padded: bool = False
 
     def mask(self, batch: int) -> Array:
-        """Return which tokens are real, int64 `[batch, past + sequence]`; the past ones all are."""
+        """Return which tokens are real, int64 `[batch, past + sequence]`."""
         past, sequence = self.sizes.past, self.sizes.sequence
         mask = np.ones((batch, past + sequence), np.int64)
+        prompt = past or sequence
         if self.padded:
             for row in range(batch):
                 # The first row is whole, and no row is without a real token.
-                mask[row, past + sequence - row % sequence :] = 0
+                mask[row, prompt - row % prompt : prompt] = 0
+        return mask
+
+    def comparable(self, batch: int) -> Array:
+        """Return which slots of a cache hold the same in every layout, as `mask`.
+
+        After a padded prompt the next tokens are behind the padding, or, where attention counts
+        real tokens (GroupQueryAttention), take its place.
+        """
+        mask = self.mask(batch)
+        if self.padded and self.sizes.past:
+            mask[:, self.sizes.past :] = 0
         return mask
 
 

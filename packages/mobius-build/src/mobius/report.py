@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -161,14 +162,47 @@ _HEADER = (
 )
 
 
+@dataclasses.dataclass(frozen=True)
+class RefusalGroup:
+    """Candidates that one rule leaves alone for one reason.
+
+    Attributes:
+        rule: Name of the rule.
+        op_type: Operator of the candidates.
+        reason: The reason; that of the first, where it names the node.
+        nodes: Names of the candidates.
+    """
+
+    rule: str
+    op_type: str
+    reason: str
+    nodes: tuple[str, ...]
+
+
+def refusal_groups(refusals: Iterable[Refusal]) -> list[RefusalGroup]:
+    """Group refusals by rule, operator and reason, in order of the first.
+
+    Reasons that differ in nothing but numbers in names, as those of two layers do, are one.
+    """
+    groups: dict[tuple[str, str, str], list[Refusal]] = collections.defaultdict(list)
+    for refusal in refusals:
+        reason = _NAMED.sub(lambda match: _NUMBER.sub("#", match[0]), refusal.reason)
+        groups[refusal.rule, refusal.op_type, reason].append(refusal)
+    return [
+        RefusalGroup(rule, op_type, group[0].reason, tuple(each.node for each in group))
+        for (rule, op_type, _), group in groups.items()
+    ]
+
+
+_NAMED = re.compile(r"\b(?:node|initializer|input|output|value) '[^']*'")
+_NUMBER = re.compile(r"\d+")
+
+
 def refusal_lines(refusals: Iterable[Refusal]) -> list[str]:
     """Return a line for each reason: how many candidates it kept, the reason, the first node."""
-    groups: dict[tuple[str, str], list[Refusal]] = collections.defaultdict(list)
-    for refusal in refusals:
-        groups[refusal.op_type, refusal.reason].append(refusal)
     return [
-        f"refused {len(group)} {op_type}: {reason} (first: {group[0].node})"
-        for (op_type, reason), group in groups.items()
+        f"refused {len(group.nodes)} {group.op_type}: {group.reason} (first: {group.nodes[0]})"
+        for group in refusal_groups(refusals)
     ]
 
 

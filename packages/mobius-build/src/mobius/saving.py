@@ -263,6 +263,7 @@ def _manifest(
         weights=with_weights,
         files=sorted(files),
         versions=installed_versions(),
+        runtime=package.runtime_options(),
     )
 
 

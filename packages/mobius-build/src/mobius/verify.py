@@ -1,9 +1,9 @@
 """`verify(a, b)`: run two models or packages on the same random inputs and compare what they give.
 
 Inputs are made once, rounded to the coarser of the two models' dtypes, so that both get the same
-numbers. A decoder with a cache runs three times: on a prompt, on prompts that end in padding (where
-only the results of real tokens count), and on one token after a filled cache. Only one of the two
-models is loaded at a time. Needs the extra `ort`.
+numbers. A decoder with a cache runs on a prompt and on one token after a filled cache, and both
+again with prompts that end in padding, where only the results of real tokens count. Only one of
+the two models is loaded at a time. Needs the extra `ort`.
 """
 
 from __future__ import annotations
@@ -266,35 +266,37 @@ def _scenarios(models: Sequence[Sequence[Port]], options: VerifyOptions) -> list
     has_mask = any(port.name.endswith("attention_mask") for port in inputs)
     prompt = Sizes(options.batch, options.sequence, 0, options.dims)
     cached = "past" in parts
+    padded = has_mask and options.padding and options.batch > 1
     scenarios = [Scenario("prompt" if cached else "run", prompt)]
-    if has_mask and options.padding and options.batch > 1 and options.sequence > 1:
+    if padded and options.sequence > 1:
         scenarios.append(Scenario("padded prompt" if cached else "padded", prompt, padded=True))
     if cached:
         past = options.sequence if options.past is None else options.past
-        scenarios.append(Scenario("next token", Sizes(options.batch, 1, past, options.dims)))
+        step = Sizes(options.batch, 1, past, options.dims)
+        scenarios.append(Scenario("next token", step))
+        if padded and past > 1:
+            scenarios.append(Scenario("next token after padding", step, padded=True))
     return scenarios
 
 
 def _real_tokens(port: Port, shape: tuple[int, ...], scenario: Scenario) -> Array | None:
     """Return which numbers of an output belong to real tokens; `None` for all of them.
 
-    The axes of rows and tokens are those named so, or for want of names those that have the size.
+    The axis of tokens is that named so, or for want of names the one that has the size.
     """
-    if not scenario.padded or len(shape) < 2:
+    if not scenario.padded or len(shape) < 2 or shape[0] != scenario.sizes.batch:
         return None
-    mask = scenario.mask(shape[0])
-    tokens = mask.shape[1]
-    axes = [
-        axis
-        for axis in range(1, len(shape))
-        if shape[axis] == tokens
-        and (part_of(port, axis) in ("sequence", "total") or not isinstance(port.shape[axis], int))
-    ]
-    if shape[0] != scenario.sizes.batch or not axes:
-        return None
-    broadcast = [1] * len(shape)
-    broadcast[0], broadcast[axes[0]] = shape[0], tokens
-    return mask.astype(bool).reshape(broadcast)
+    cache = scenario.comparable(shape[0])
+    tokens = scenario.mask(shape[0])[:, scenario.sizes.past :]
+    for axis in range(1, len(shape)):
+        part = part_of(port, axis)
+        unnamed = part is None and not isinstance(port.shape[axis], int)
+        for mask, name in ((cache, "total"), (tokens, "sequence")):
+            if shape[axis] == mask.shape[1] and (part == name or unnamed):
+                broadcast = [1] * len(shape)
+                broadcast[0], broadcast[axis] = mask.shape
+                return mask.astype(bool).reshape(broadcast)
+    return None
 
 
 def _joined_limits(models: Iterable[ir.Model]) -> dict[str, int]:

@@ -74,6 +74,19 @@ def read_rope(fields: ConfigFields, layer_types: Collection[str]) -> Rope:
         CheckpointConfigError: if layers differ, the type is unknown, or a parameter is missing or
             not known.
     """
+    ropes = list(read_ropes(fields, layer_types).values())
+    if any(rope != ropes[0] for rope in ropes):
+        name = "rope_parameters" if fields.value("rope_parameters") else "rope_scaling"
+        raise fields.unfit(name, fields.value(name), "the same rotary embedding for every layer")
+    return ropes[0]
+
+
+def read_ropes(fields: ConfigFields, layer_types: Collection[str]) -> dict[str, Rope]:
+    """Return the rotary embedding of each of `layer_types`.
+
+    Raises:
+        CheckpointConfigError: if a type is unknown, or a parameter is missing or not known.
+    """
     beside = {key: fields.value(key) for key in ("rope_theta", "partial_rotary_factor")}
     parameters, scaling = fields.value("rope_parameters"), fields.value("rope_scaling")
     name = "rope_parameters" if parameters else "rope_scaling"
@@ -88,27 +101,24 @@ def read_rope(fields: ConfigFields, layer_types: Collection[str]) -> Rope:
         **_without_none(beside),
         **_without_none(shared),
     }
-    ropes = [
-        _read_one(fields, name, {**common, **_without_none(one)})
-        for one in _per_layer_type(fields, name, parameters, layer_types)
-    ]
-    if any(rope != ropes[0] for rope in ropes):
-        raise fields.unfit(name, dict(parameters), "the same rotary embedding for every layer")
-    return ropes[0]
+    return {
+        layer_type: _read_one(fields, name, {**common, **_without_none(one)})
+        for layer_type, one in _per_layer_type(fields, name, parameters, layer_types).items()
+    }
 
 
 def _per_layer_type(
     fields: ConfigFields, name: str, parameters: Mapping[str, Any], layer_types: Collection[str]
-) -> list[Mapping[str, Any]]:
+) -> dict[str, Mapping[str, Any]]:
     nested = {
         key: value
         for key, value in parameters.items()
         if isinstance(value, Mapping) or key.endswith("_attention")
     }
     if not nested:
-        return [parameters]
-    used = [value for key, value in nested.items() if key in layer_types] or list(nested.values())
-    if not all(isinstance(value, Mapping) for value in used):
+        return dict.fromkeys(layer_types, parameters)
+    used = {key: value for key, value in nested.items() if key in layer_types}
+    if set(used) != set(layer_types) or not all(isinstance(v, Mapping) for v in used.values()):
         raise fields.unfit(name, dict(parameters), "an object for each layer type")
     return used
 

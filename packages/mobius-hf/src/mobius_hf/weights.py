@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 
 import numpy as np
 import onnx_ir as ir
@@ -38,9 +39,27 @@ def map_weights(
         sources[parameter] = tensor
     if config.tie_word_embeddings:
         _tie(architecture, checkpoint, sources)
-    return {
-        parameter: checkpoint[tensor].renamed(parameter) for parameter, tensor in sources.items()
-    }
+    tensors: dict[str, ir.TensorProtocol] = {}
+    for parameter, tensor in sources.items():
+        for name, part in _transformed(architecture, parameter, checkpoint[tensor], config):
+            if name in tensors:
+                raise CheckpointError(
+                    f"The tensor {tensor!r} is for the parameter {name!r}, which another tensor "
+                    "is for too. Remove one of them from the checkpoint."
+                )
+            tensors[name] = part
+    return tensors
+
+
+def _transformed(
+    architecture: Architecture, parameter: str, tensor: MappedTensor, config: ArchitectureConfig
+) -> Iterable[tuple[str, ir.TensorProtocol]]:
+    """Return the parameters that a tensor becomes, by the family's first transform that fits."""
+    for transform in architecture.transforms:
+        match = re.fullmatch(transform.pattern, parameter)
+        if match is not None:
+            return transform.apply(match, tensor, config)
+    return [(parameter, tensor.renamed(parameter))]
 
 
 def _tie(

@@ -64,3 +64,20 @@ def switched_by_flag(fields: ConfigFields) -> Windows:
             "layer_types", layer_types, "use_sliding_window and sliding_window where a layer slides"
         )
     return Windows(window, tuple(layer_types))
+
+
+def by_layer_types(fields: ConfigFields) -> Windows:
+    """Return `sliding_window` for the layers that `layer_types` names (Gemma 2 and later).
+
+    Raises:
+        CheckpointConfigError: if there are no layer types, or a layer slides but has no window.
+    """
+    layer_types = fields.value("layer_types")
+    if not isinstance(layer_types, list | tuple):
+        raise fields.unfit("layer_types", layer_types, "a list with the type of each layer")
+    window = fields.optional_integer("sliding_window")
+    if SLIDING_ATTENTION not in layer_types:
+        return Windows(None, tuple(layer_types))
+    if window is None:
+        raise fields.unfit("sliding_window", None, "a window, because layer_types has sliding")
+    return Windows(window, tuple(layer_types))

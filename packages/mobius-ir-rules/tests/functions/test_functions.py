@@ -12,6 +12,7 @@ import pytest
 
 from mobius_ir_rules.functions import FUNCTIONS
 from mobius_ir_rules.functions.attach import AttachFunctions
+from mobius_ir_rules.functions.calls import CallBody
 from mobius_ir_rules.passes import (
     EliminateCommonSubexpressions,
     EliminateIdentity,
@@ -22,7 +23,9 @@ from mobius_ir_rules.passes import (
 )
 from mobius_ir_rules.testing import op_counts, random_inputs, run_model
 
-MICROSOFT = [key for key in FUNCTIONS if key[0] == "com.microsoft"]
+# The bodies of a `CallBody` are tested with the calls that they are made for.
+PLAIN = [key for key, row in FUNCTIONS.items() if not isinstance(row, CallBody)]
+MICROSOFT = [key for key in PLAIN if key[0] == "com.microsoft"]
 SCHEMAS: dict[tuple[str, str], Any] = {
     (schema.domain, schema.name): schema for schema in onnxruntime_state.get_all_operator_schema()
 }
@@ -49,7 +52,7 @@ def test_attributes_have_the_defaults_of_the_schema(key: tuple[str, str]) -> Non
 
 
 @pytest.mark.parametrize("opset", [17, 18, 20, 21, 22, 23, 24])
-@pytest.mark.parametrize("key", FUNCTIONS, ids="::".join)
+@pytest.mark.parametrize("key", PLAIN, ids="::".join)
 def test_bodies_hold_operators_of_their_opset_only(key: tuple[str, str], opset: int) -> None:
     """C105, C106: standard operators, each of which exists in the opset that is imported."""
     function = FUNCTIONS[key](opset)

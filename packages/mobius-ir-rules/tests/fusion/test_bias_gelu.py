@@ -135,3 +135,27 @@ def test_bodies_of_the_fused_operators_stay() -> None:
     onnxscript.rewriter.rewrite(model, bias_gelu_rules())
     (function,) = model.functions.values()
     assert [node.op_type for node in function] == ["Add", "Gelu"]
+
+
+@pytest.mark.parametrize(
+    ("operators", "exact", "tanh"),
+    [
+        (("BiasGelu",), EXACT, None),
+        (("FastGelu",), None, TANH),
+        ((), None, None),
+    ],
+)
+def test_only_the_operators_that_the_target_runs(
+    operators: tuple[str, ...], exact: dict[str, int] | None, tanh: dict[str, int] | None
+) -> None:
+    conformance = RuleConformance(lambda: bias_gelu_rules(operators))
+    for gelu, after in (("Gelu(s)", exact), ('Gelu <approximate = "tanh"> (s)', tanh)):
+        conformance.check(
+            RuleCase(
+                gelu,
+                graph(gelu),
+                applications=int(after is not None),
+                dims=DIMS,
+                after=after or {"Gelu": 1, "Add": 1},
+            )
+        )

@@ -149,3 +149,13 @@ def test_weights_are_not_read_c109_c113(caplog: Any) -> None:
     assert list(model.graph.initializers) == names
     assert len(model.graph.inputs) == 2
     assert not caplog.records
+
+
+def test_operator_that_the_opset_does_not_define() -> None:
+    """ONNX Runtime has a LayerNormalization of its own before opset 17; graphs carry it."""
+    model = ir.from_onnx_text(
+        '<ir_version: 7, opset_import: ["": 12]> g (float[2,4] x, float[4] w) => (float[2,4] z) '
+        "{ y = LayerNormalization(x, w) z = Neg(y) }"
+    )
+    InferShapes()(model)
+    assert model.graph[0].outputs[0].shape is None

@@ -67,6 +67,31 @@ def test_names_are_unique_c077(apply: Any) -> None:
     assert op_counts(model) == Counter(Neg=4, Abs=4, If=1, Add=2)
 
 
+def test_dimension_names_of_a_body_stay_in_it(apply: Any) -> None:
+    """The body's `n` is the caller's `rows`; the caller's own `n` is another dimension."""
+    model = apply(
+        InlineFunctions(),
+        """<ir_version: 10, opset_import: ["": 24, "f": 1]>
+        g (float[rows, 2] x, float[n] other) => (float[rows, 2] y, float[n] z) {
+            y = f.twice(x)
+            z = Neg(other)
+        }
+        <domain: "f", opset_import: ["": 24]>
+        twice (a) => (c) <float[n, 2] b, float[m, 2] r> {
+            b = Neg(a)
+            s = Shape(b)
+            r = Reshape(b, s)
+            c = Neg(r)
+        }""",
+        {"x": np.float32([[1, 2]]), "other": np.float32([3])},
+    )
+    shapes = {node.op_type: node.outputs[0].shape for node in model.graph if node.outputs[0].uses()}
+    assert shapes["Neg"] == ["rows", 2]
+    assert shapes["Reshape"] is not None
+    assert shapes["Reshape"][0] != "m"
+    assert shapes["Reshape"][1] == 2
+
+
 def test_pass_through_outputs_c058(apply: Any) -> None:
     """C058: the stock pass renames the graph input `x` to `y`."""
     model = apply(

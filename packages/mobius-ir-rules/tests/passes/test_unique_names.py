@@ -50,3 +50,23 @@ def test_missing_names_and_omitted_outputs() -> None:
     assert model.graph[0].outputs[1].name == ""
     assert model.graph[0].outputs[0].name == "value"
     assert model.graph[1].name == "Neg"
+
+
+def test_subgraphs_of_other_domains_keep_their_interface() -> None:
+    """BeamSearch finds the inputs and outputs of its two graphs by name."""
+    model = ir.from_onnx_text(
+        """<ir_version: 10, opset_import: ["": 24, "other": 1]> g (float[2] x) => (float[2] y) {
+            a = Neg(x)
+            y = other.Search(a) <
+                encoder = e (float[2] ids) => (float[2] out) { s = Neg(ids) out = Abs(s) },
+                decoder = d (float[2] more) => (float[2] end) { u = Abs(more) end = Neg(u) }> }"""
+    )
+    encoder, decoder = model.graph.subgraphs()
+    decoder.inputs[0].name, decoder.outputs[0].name = "ids", "out"
+    decoder[0].outputs[0].name = "ids"
+    assert make_names_unique(model) is True
+    assert [value.name for value in (*encoder.inputs, *encoder.outputs)] == ["ids", "out"]
+    assert [value.name for value in (*decoder.inputs, *decoder.outputs)] == ["ids", "out"]
+    assert decoder[0].outputs[0].name == "ids_2"
+    check_model_invariants(model)
+    assert make_names_unique(model) is False

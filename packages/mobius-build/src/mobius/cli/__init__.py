@@ -2,8 +2,8 @@
 
 Commands import what they need when they run, so that `mobius --help` is quick.
 
-Exit codes: 0 done, 1 something is wrong (one panel on stderr says what), 2 wrong usage,
-130 interrupted, 143 terminated.
+Exit codes: 0 done, 1 something is wrong (one panel on stderr says what) or two models differ,
+2 wrong usage, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -16,6 +16,9 @@ import typer
 
 from mobius.cli.build_command import build
 from mobius.cli.eps_command import eps
+from mobius.cli.explain_command import explain
+from mobius.cli.optimize_command import optimize
+from mobius.cli.verify_command import verify
 
 __all__ = ["app", "main"]
 
@@ -24,9 +27,13 @@ app = typer.Typer(
     help="Build ONNX models for the execution provider that will run them.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",  # in "rich" mode, square brackets are markup and disappear
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command()(build)
+app.command()(optimize)
+app.command()(verify)
+app.command()(explain)
 app.command()(eps)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,13 +10,12 @@ import typer
 from rich.markup import escape
 
 from mobius.cli.console import DebugOption, reported_errors, save_progress, stderr_console
+from mobius.cli.report_view import EpOption, OpsetOption, ReportOption, TraceOption, report_view
 
 if TYPE_CHECKING:
     from mobius.package import ModelPackage
 
 __all__ = ["build"]
-
-TRACE_LOGGER = "mobius._optimizations"
 
 
 def build(
@@ -28,23 +25,17 @@ def build(
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="New or empty folder for the package.")
     ],
-    ep: Annotated[
-        str, typer.Option("--ep", help="Execution provider; `mobius eps` lists them.")
-    ] = "default",
+    ep: EpOption = "default",
     dtype: Annotated[
         str | None,
         typer.Option("--dtype", help="f32, f16 or bf16. [default: the checkpoint's own]"),
     ] = None,
-    opset: Annotated[
-        int | None,
-        typer.Option("--opset", help="Newest opset, 17 to 24. [default: what the EP runs]"),
-    ] = None,
+    opset: OpsetOption = None,
     no_weights: Annotated[
         bool, typer.Option("--no-weights", help="Write the graphs only.")
     ] = False,
-    trace: Annotated[
-        bool, typer.Option("--trace", help="Show what each optimisation did.")
-    ] = False,
+    trace: TraceOption = False,
+    report: ReportOption = None,
     revision: Annotated[
         str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
     ] = None,
@@ -67,35 +58,45 @@ def build(
     ] = False,
     debug: DebugOption = False,
 ) -> None:
-    """Build MODEL for an execution provider and save it in OUT."""
-    with reported_errors(debug=debug), _traced(trace):
+    """Build MODEL for an execution provider and save it in OUT.
+
+    Exit codes: 0 done, 1 an error, 2 wrong usage.
+    """
+    with reported_errors(debug=debug):
         import mobius
+        from mobius.html_report import check_report_path, write_html_report
         from mobius.saving import check_target
 
+        if report is not None:
+            check_report_path(report)
         target = check_target(out, overwrite=overwrite, source=model)
-        with _status(f"Building {model} for {ep}", trace=trace):
+        with _status(f"Building {model} for {ep}"):
             package = mobius.build(
                 model,
                 execution_provider=ep,
                 dtype=dtype,
                 opset=opset,
                 load_weights=not no_weights,
-                trace_optimization=trace,
                 revision=revision,
                 token=token,
                 cache_dir=cache_dir,
                 offline=offline,
             )
+        if trace:
+            for key, each in package.reports.items():
+                stderr_console().print(report_view(key, each))
         package.allow_non_finite = allow_non_finite
         with save_progress() as progress:
             package.save(target, overwrite=overwrite, progress=progress)
+        if report is not None:
+            write_html_report(report, package.reports, title=f"{model} for {package.ep}")
         typer.echo(_summary(package, model, out, target))
 
 
-def _status(text: str, *, trace: bool) -> contextlib.AbstractContextManager[object]:
-    """Return a spinner on a terminal; nothing where it would run into the lines of a trace."""
+def _status(text: str) -> contextlib.AbstractContextManager[object]:
+    """Return a spinner on a terminal."""
     console = stderr_console()
-    if trace or not console.is_terminal:
+    if not console.is_terminal:
         return contextlib.nullcontext()
     return console.status(escape(text))
 
@@ -105,24 +106,3 @@ def _summary(package: ModelPackage, model: str, out: Path, target: Path) -> str:
     dtype = "" if package.dtype is None else f" {package.dtype.name}"
     weights = "" if package.is_loaded else ", without weights"
     return f"Saved {model} for {package.ep}{dtype} in {out} ({size / 1e6:,.1f} MB{weights})"
-
-
-@contextlib.contextmanager
-def _traced(trace: bool) -> Iterator[None]:
-    """Show the trace on stderr while the block runs, whatever logging is set up to do."""
-    if not trace:
-        yield
-        return
-    logger = logging.getLogger(TRACE_LOGGER)
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    level, propagate = logger.level, logger.propagate
-    logger.addHandler(handler)
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)
-        logger.setLevel(level)
-        logger.propagate = propagate

@@ -11,7 +11,7 @@ from typing import Annotated, TextIO
 import typer
 from rich.console import Console
 
-__all__ = ["DebugOption", "reported_errors", "save_progress", "stderr_console"]
+__all__ = ["EXIT_ERROR", "DebugOption", "reported_errors", "save_progress", "stderr_console"]
 
 EXIT_ERROR = 1
 EXIT_INTERRUPTED = 130

@@ -16,7 +16,7 @@ from mobius.cli.console import DebugOption, reported_errors
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from mobius_eps import EpCapabilities
+    from mobius_eps import EpCapabilities, Lack
 
 __all__ = ["eps"]
 
@@ -68,7 +68,7 @@ def _mark(supported: bool) -> str:
     return "yes" if supported else "-"
 
 
-def _as_json(item: EpCapabilities) -> dict[str, Any]:
+def _as_json(item: EpCapabilities | Lack) -> dict[str, Any]:
     return {field.name: _plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
 
 
@@ -77,4 +77,6 @@ def _plain(value: Any) -> Any:
 
     if isinstance(value, frozenset):
         return sorted(item.name if isinstance(item, ir.DataType) else item for item in value)
+    if isinstance(value, tuple):
+        return [_as_json(item) for item in value]
     return dict(value) if isinstance(value, Mapping) else value

@@ -55,8 +55,9 @@ class RotaryEmbedding(nn.Module):
 
     Tables reach `max_position_embeddings`; a position beyond them is an error at run time, never a
     wrong number. LongRoPE has two tables, below and above the pretrained length: they are one
-    initializer, and positions are moved to the second once the longest row of the batch has grown
-    past the first, so that no control flow is needed.
+    initializer, and the positions of a row are moved to the second once the row has grown past the
+    first, so that no control flow is needed. (transformers moves all rows of a batch when the
+    longest has; here each row gives what it gives alone.)
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class RotaryEmbedding(nn.Module):
         parts = _table_parts(self._rotary)
         if len(parts) == 2:
             split = parts[0][1]
-            length = op.Add(op.ReduceMax(position_ids, keepdims=0), 1)
+            length = op.Add(op.ReduceMax(position_ids, [1], keepdims=1), 1)
             offset = op.Where(op.Greater(length, split), op.Constant(value_int=split), 0)
             position_ids = op.Add(position_ids, offset)
         rows = sum(count for _, count in parts)

@@ -120,7 +120,9 @@ class CausalLMModel(nn.Module):
         self.config = config
         self.model = DecoderModel(config)
         self.lm_head = (
-            None if config.tie_word_embeddings else Linear(config.hidden_size, config.vocab_size)
+            None
+            if config.tie_word_embeddings
+            else Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
         )
 
     def forward(

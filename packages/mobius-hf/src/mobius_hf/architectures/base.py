@@ -17,6 +17,7 @@ from mobius_components.models import CausalLMModel
 from mobius_hf.config import ConfigFields, checkpoint_dtype, require, resolve
 from mobius_hf.errors import CheckpointConfigError
 from mobius_hf.rope import read_rope
+from mobius_hf.transforms import Transform
 from mobius_hf.windows import Windows, same_for_all
 
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
@@ -37,6 +38,8 @@ class Architecture(abc.ABC):
         left_out: Patterns of tensors that no parameter needs, such as stored rotary tables.
         renames: Pattern and replacement, tried in order on a tensor's name; the first that
             matches is applied. Names that match none are kept.
+        transforms: What stored tensors must become, by parameter name; the first that fits is
+            applied.
         embedding: Parameter of the embedding table.
         head: Parameter of the output head.
     """
@@ -49,6 +52,7 @@ class Architecture(abc.ABC):
     fixed: ClassVar[Mapping[str, object]] = _NOTHING
     left_out: ClassVar[tuple[str, ...]] = ()
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
+    transforms: ClassVar[tuple[Transform, ...]] = ()
     embedding: ClassVar[str] = "model.embed_tokens.weight"
     head: ClassVar[str] = "lm_head.weight"
 
@@ -113,6 +117,8 @@ class DecoderArchitecture(Architecture):
 
     Attributes:
         partial_rotary: The family can rotate a part of each head.
+        activation_field: Field that names the activation.
+        epsilon_field: Field of the norms' epsilon; `None` if the family has it fixed.
     """
 
     required: ClassVar[tuple[str, ...]] = (
@@ -130,6 +136,8 @@ class DecoderArchitecture(Architecture):
     # Where a family rotates whole heads, transformers reads the factor for some types of rotary
     # scaling and ignores it for others.
     partial_rotary: ClassVar[bool] = False
+    activation_field: ClassVar[str] = "hidden_act"
+    epsilon_field: ClassVar[str | None] = "rms_norm_eps"
     # Older transformers stored the frequencies, which config.json decides.
     left_out: ClassVar[tuple[str, ...]] = (r"(^|\.)rotary_emb\.inv_freq$",)
     # A checkpoint of the bare model, without its head, has no `model.` in front.
@@ -141,12 +149,20 @@ class DecoderArchitecture(Architecture):
         """Return the attention windows; none unless a family has them."""
         return same_for_all(fields, None)
 
+    def rotary(self, fields: ConfigFields, windows: Windows) -> dict[str, Any]:
+        """Return the arguments of the rotary embedding, the same for every layer."""
+        rope = read_rope(fields, set(windows.layer_types))
+        if rope.partial_rotary_factor != 1.0 and not self.partial_rotary:
+            raise fields.unfit("partial_rotary_factor", rope.partial_rotary_factor, "1.0")
+        return {
+            "rope_theta": rope.theta,
+            "rope_scaling": rope.scaling,
+            "partial_rotary_factor": rope.partial_rotary_factor,
+        }
+
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the arguments that these families share."""
         windows = self.windows(fields)
-        rope = read_rope(fields, windows.layer_types)
-        if rope.partial_rotary_factor != 1.0 and not self.partial_rotary:
-            raise fields.unfit("partial_rotary_factor", rope.partial_rotary_factor, "1.0")
         return {
             "vocab_size": fields.integer("vocab_size"),
             "hidden_size": fields.integer("hidden_size"),
@@ -156,11 +172,9 @@ class DecoderArchitecture(Architecture):
             "num_key_value_heads": fields.optional_integer("num_key_value_heads"),
             "head_dim": fields.optional_integer("head_dim"),
             "max_position_embeddings": fields.integer("max_position_embeddings"),
-            "hidden_act": fields.text("hidden_act"),
-            "rms_norm_eps": fields.number("rms_norm_eps"),
-            "rope_theta": rope.theta,
-            "rope_scaling": rope.scaling,
-            "partial_rotary_factor": rope.partial_rotary_factor,
+            "hidden_act": fields.text(self.activation_field),
+            **({"rms_norm_eps": fields.number(self.epsilon_field)} if self.epsilon_field else {}),
+            **self.rotary(fields, windows),
             "sliding_window": windows.sliding_window,
             "layer_types": windows.layer_types,
             "tie_word_embeddings": fields.flag("tie_word_embeddings"),

@@ -64,6 +64,7 @@ class AttachFunctions(ir.passes.InPlacePass):
         functions: Mapping[tuple[str, str], Builder] = FUNCTIONS,
         *,
         overloads: bool = False,
+        log_level: int = logging.WARNING,
     ) -> None:
         """Create the pass.
 
@@ -71,10 +72,13 @@ class AttachFunctions(ir.passes.InPlacePass):
             functions: Maps (domain, name) to a builder of the body.
             overloads: Whether calls of different forms get overloads of their function. For
                 functions that are inlined next.
+            log_level: At what level an operator without a body is logged: a warning where somebody
+                needs the body, less where the target has a kernel.
         """
         super().__init__()
         self._functions = functions
         self._overloads = overloads
+        self._log_level = log_level
 
     def call(self, model: ir.Model) -> AttachResult:
         """Attach the bodies."""
@@ -102,7 +106,7 @@ class AttachFunctions(ir.passes.InPlacePass):
                 modified |= attached
                 refused.extend(misfits)
         for refusal in refused:
-            logger.warning("No function body for %s", refusal)
+            logger.log(self._log_level, "No function body for %s", refusal)
         return AttachResult(model, modified=modified, refusals=tuple(refused))
 
     def _calls(self, model: ir.Model) -> Calls:

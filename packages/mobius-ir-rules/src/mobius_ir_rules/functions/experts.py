@@ -20,18 +20,6 @@ from mobius_ir_rules.values import describe_node, float_attribute, int_attribute
 _GATED = ("swiglu", "geglu")
 _PLAIN = ("relu", "relu2", "gelu", "silu", "identity")
 
-EXPERT_ATTRIBUTES = frozenset(
-    {
-        "activation_type",
-        "activation_alpha",
-        "activation_beta",
-        "swiglu_limit",
-        "swiglu_fusion",
-        "swiglu_limit_after_activation",
-    }
-)
-"""The operators' attributes that say what an expert computes between its products."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Activation:
@@ -140,7 +128,6 @@ def routed_experts(
     normalize: bool,
     activation: Activation,
     separate_gate: bool,
-    opset_version: int,
     router_weights: ir.Value | None = None,
 ) -> Any:
     """Return the mixture of each token's `k` best experts, in the shape of `tokens`.
@@ -155,12 +142,11 @@ def routed_experts(
         normalize: Whether the routing weights of a token are divided by their sum.
         activation: What is between the products.
         separate_gate: Whether there is a layer `fc3` for the linear part.
-        opset_version: Version of the standard operators.
         router_weights: `[tokens, experts]`: mixing weights where they are not the softmax of the
             logits.
     """
-    share, chosen = _route(op, router_probs, router_weights, k, normalize, opset_version)
-    tiles = _tile(op, chosen, op.Shape(router_probs, start=1), k, opset_version)
+    share, chosen = _route(op, router_probs, router_weights, k, normalize)
+    tiles = tile_pairs(op, chosen, op.Shape(router_probs, start=1), k)
     width = op.Shape(tokens, start=-1)
     rows = op.Gather(op.Reshape(tokens, op.Concat(_ints(op, -1), width, axis=0)), tiles.token)
 
@@ -190,7 +176,6 @@ def _route(
     router_weights: ir.Value | None,
     k: int,
     normalize: bool,
-    opset_version: int,
 ) -> tuple[Any, Any]:
     """Return the share of each chosen expert, float32 `[tokens, k]`, and which they are, int64."""
     logits = op.Cast(router_probs, to=ir.DataType.FLOAT)
@@ -206,8 +191,15 @@ def _route(
     return share, chosen
 
 
-def _tile(op: OpBuilder, chosen: Any, experts: Any, k: int, opset_version: int) -> Tiles:
-    """Lay the pairs out in tiles; `experts` is the number of experts, one element."""
+def tile_pairs(op: OpBuilder, chosen: Any, experts: Any, k: int) -> Tiles:
+    """Lay the pairs of a token and an expert out in tiles.
+
+    Args:
+        op: Where nodes are made.
+        chosen: int64 `[tokens, k]`, the experts of each token.
+        experts: int64 `[1]`, the number of experts.
+        k: Number of experts of a token.
+    """
     expert = op.Reshape(chosen, _ints(op, -1))  # [pairs]
     zero, one = _int(op, 0), _int(op, 1)
     all_experts = op.Range(zero, op.Squeeze(experts), one)
@@ -221,8 +213,9 @@ def _tile(op: OpBuilder, chosen: Any, experts: Any, k: int, opset_version: int) 
     active = op.ReduceSum(op.Min(count, one), _ints(op, 0), keepdims=0)
     # Both are 1 where there are no tokens.
     height = op.Max(_ceil_div(op, op.Squeeze(op.Shape(expert)), op.Max(active, one)), one)
-    end = op.CumSum(_ceil_div(op, count, height), zero)  # [experts], in tiles
-    start = op.Sub(end, _ceil_div(op, count, height))
+    needed = _ceil_div(op, count, height)  # [experts], in tiles
+    end = op.CumSum(needed, zero)
+    start = op.Sub(end, needed)
     place = op.Add(op.Mul(op.Gather(start, expert), height), rank)
     number = op.Gather(end, op.Sub(op.Squeeze(experts), one))
     tile = op.Range(zero, number, one)

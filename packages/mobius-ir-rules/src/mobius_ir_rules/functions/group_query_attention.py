@@ -23,6 +23,7 @@ share one are rows of the same product.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -201,13 +202,13 @@ class _Steps:
         self.op, self.form, self.inputs, self.opset_version = op, form, inputs, opset_version
         self.length = op.Shape(inputs["query"], start=1, end=2)  # [1], S
         self.total = op.Reshape(
-            op.Cast(inputs["total_sequence_length"], to=ir.DataType.INT64), self.ints(-1)
+            op.Cast(inputs["total_sequence_length"], to=ir.DataType.INT64), self.vector(-1)
         )
-        filled = op.Cast(op.Reshape(inputs["seqlens_k"], self.ints(-1)), to=ir.DataType.INT64)
-        self.filled = op.Add(filled, self.ints(1))  # [B], T
-        first = op.Max(op.Sub(self.filled, self.length), self.ints(0))  # [B], P
-        counted = op.Range(self.int(0), op.Squeeze(self.length), self.int(1))
-        self.slots = op.Add(op.Unsqueeze(first, self.ints(1)), counted)  # [B, S]
+        filled = op.Cast(op.Reshape(inputs["seqlens_k"], self.vector(-1)), to=ir.DataType.INT64)
+        self.filled = op.Add(filled, self.vector(1))  # [B], T
+        first = op.Max(op.Sub(self.filled, self.length), self.vector(0))  # [B], P
+        counted = op.Range(self.whole(0), op.Squeeze(self.length), self.whole(1))
+        self.slots = op.Add(op.Unsqueeze(first, self.vector(1)), counted)  # [B, S]
 
     def results(self) -> tuple[Any, Any, Any]:
         op, form = self.op, self.form
@@ -221,7 +222,7 @@ class _Steps:
         present_value = self.append("past_value", value)
         # Buffers may be longer than the sequences in them.
         seen = [
-            op.Slice(present, self.ints(0), self.total, self.ints(2))
+            op.Slice(present, self.vector(0), self.total, self.vector(2))
             for present in (present_key, present_value)
         ]
         weights = op.CastLike(self.softmax(self.scores(query, seen[0])), query)
@@ -229,7 +230,7 @@ class _Steps:
         grouped = op.MatMul(self.group(weights), seen[1])
         attended = op.Reshape(grouped, op.Shape(query), allowzero=1)
         flat = op.Transpose(attended, perm=[0, 2, 1, 3])
-        output = op.Reshape(flat, self.ints(0, 0, -1))
+        output = op.Reshape(flat, self.vector(0, 0, -1))
         return output, present_key, present_value
 
     def heads(self) -> tuple[Any, Any, Any]:
@@ -242,31 +243,31 @@ class _Steps:
         packed = self.split(self.inputs["query"], form.heads + 2 * form.kv_heads)
         ends = [0, form.heads, form.heads + form.kv_heads, form.heads + 2 * form.kv_heads]
         query, key, value = (
-            op.Slice(packed, self.ints(start), self.ints(end), self.ints(1))
-            for start, end in zip(ends[:-1], ends[1:], strict=True)
+            op.Slice(packed, self.vector(start), self.vector(end), self.vector(1))
+            for start, end in itertools.pairwise(ends)
         )
         return query, key, value
 
     def split(self, x: Any, heads: int) -> Any:
         """`[B, S, heads * D]` -> `[B, heads, S, D]`."""
-        split = self.op.Reshape(x, self.ints(0, 0, heads, -1))
+        split = self.op.Reshape(x, self.vector(0, 0, heads, -1))
         return self.op.Transpose(split, perm=[0, 2, 1, 3])
 
     def group(self, x: Any) -> Any:
         """`[B, heads, S, n]` -> `[B, kv_heads, group * S, n]`."""
-        return self.op.Reshape(x, self.ints(0, self.form.kv_heads, -1, 0))
+        return self.op.Reshape(x, self.vector(0, self.form.kv_heads, -1, 0))
 
     def norm(self, x: Any, weight: Any, epsilon: float) -> Any:
         """Return each head divided by its root mean square, times `weight`, in float32."""
         op = self.op
         wide = op.Cast(x, to=ir.DataType.FLOAT)
-        square, axes = op.Mul(wide, wide), self.ints(-1)
+        square, axes = op.Mul(wide, wide), self.vector(-1)
         mean = (
             op.ReduceMean(square, axes=[-1], keepdims=1)
             if self.opset_version < 18
             else op.ReduceMean(square, axes, keepdims=1)
         )
-        root = op.Sqrt(op.Add(mean, self.float(epsilon)))
+        root = op.Sqrt(op.Add(mean, self.real(epsilon)))
         scaled = op.Mul(op.Div(wide, root), op.Cast(weight, to=ir.DataType.FLOAT))
         return op.CastLike(scaled, x)
 
@@ -275,24 +276,24 @@ class _Steps:
         op = self.op
         positions = self.inputs.get("position_ids", self.slots)
         cos, sin = (
-            op.Unsqueeze(op.Gather(self.inputs[f"{name}_cache"], positions), self.ints(1))
+            op.Unsqueeze(op.Gather(self.inputs[f"{name}_cache"], positions), self.vector(1))
             for name in ("cos", "sin")
         )  # [B, 1, S, half]
         half = op.Shape(self.inputs["cos_cache"], start=1, end=2)
         width = op.Add(half, half)
-        turned = op.Slice(x, self.ints(0), width, self.ints(3))
-        rest = op.Slice(x, width, self.ints(_MANY), self.ints(3))
+        turned = op.Slice(x, self.vector(0), width, self.vector(3))
+        rest = op.Slice(x, width, self.vector(_MANY), self.vector(3))
         if self.form.interleaved:
-            pairs = op.Reshape(turned, op.Concat(self.ints(0, 0, 0, -1, 2), axis=0))
-            left = op.Gather(pairs, self.int(0), axis=4)
-            right = op.Gather(pairs, self.int(1), axis=4)
+            pairs = op.Reshape(turned, op.Concat(self.vector(0, 0, 0, -1, 2), axis=0))
+            left = op.Gather(pairs, self.whole(0), axis=4)
+            right = op.Gather(pairs, self.whole(1), axis=4)
         else:
-            left = op.Slice(turned, self.ints(0), half, self.ints(3))
-            right = op.Slice(turned, half, width, self.ints(3))
+            left = op.Slice(turned, self.vector(0), half, self.vector(3))
+            right = op.Slice(turned, half, width, self.vector(3))
         first = op.Sub(op.Mul(left, cos), op.Mul(right, sin))
         second = op.Add(op.Mul(right, cos), op.Mul(left, sin))
         if self.form.interleaved:
-            last = self.ints(4)
+            last = self.vector(4)
             woven = op.Concat(op.Unsqueeze(first, last), op.Unsqueeze(second, last), axis=4)
             merged = op.Reshape(woven, op.Shape(turned))
         else:
@@ -303,47 +304,47 @@ class _Steps:
         """Return the cache with the new tokens at their slots."""
         op = self.op
         batch, size = op.Shape(new, end=2), op.Shape(new, start=3)
-        zero = op.CastLike(self.float(0.0), new)
+        zero = op.CastLike(self.real(0.0), new)
         past = self.inputs.get(name)
         if past is None:
             cache = op.Expand(zero, op.Concat(batch, self.total, size, axis=0))
         else:
-            missing = op.Max(op.Sub(self.total, op.Shape(past, start=2, end=3)), self.ints(0))
+            missing = op.Max(op.Sub(self.total, op.Shape(past, start=2, end=3)), self.vector(0))
             tail = op.Expand(zero, op.Concat(batch, missing, size, axis=0))
             cache = op.Concat(past, tail, axis=2)
-        slots = op.Unsqueeze(self.slots, self.ints(1, 3))  # [B, 1, S, 1]
+        slots = op.Unsqueeze(self.slots, self.vector(1, 3))  # [B, 1, S, 1]
         return op.ScatterElements(cache, op.Expand(slots, op.Shape(new)), new, axis=2)
 
     def scores(self, query: Any, key: Any) -> Any:
         """Return float32 `[B, heads, S, total]`, capped, biased and masked."""
         op, form = self.op, self.form
         if form.scale:
-            scale = self.float(form.scale)
+            scale = self.real(form.scale)
         else:
             size = op.Cast(op.Shape(query, start=3), to=ir.DataType.FLOAT)
-            scale = op.Div(self.float(1.0), op.Sqrt(size))
+            scale = op.Div(self.real(1.0), op.Sqrt(size))
         scaled = op.Mul(query, op.CastLike(scale, query))
         product = op.MatMul(self.group(scaled), op.Transpose(key, perm=[0, 1, 3, 2]))
         shape = op.Concat(op.Shape(query, end=3), self.total, axis=0)
         scores = op.Cast(op.Reshape(product, shape, allowzero=1), to=ir.DataType.FLOAT)
         if form.softcap:
-            cap = self.float(form.softcap)
+            cap = self.real(form.softcap)
             scores = op.Mul(op.Tanh(op.Div(scores, cap)), cap)
         if "attention_bias" in form.given:
             scores = op.Add(scores, op.Cast(self.inputs["attention_bias"], to=ir.DataType.FLOAT))
-        return op.Where(self.visible(), scores, self.float(float(np.finfo(np.float32).min)))
+        return op.Where(self.visible(), scores, self.real(float(np.finfo(np.float32).min)))
 
     def visible(self) -> Any:
         """Return which slots a query sees: bool `[B, 1, S, total]`."""
         op, form = self.op, self.form
-        slot = op.Range(self.int(0), op.Squeeze(self.total), self.int(1))
+        slot = op.Range(self.whole(0), op.Squeeze(self.total), self.whole(1))
         if not form.causal:
-            row = op.Less(slot, op.Unsqueeze(self.filled, self.ints(1)))  # [B, total]
-            return op.Unsqueeze(row, self.ints(1, 2))
-        own = op.Unsqueeze(self.slots, self.ints(1, 3))  # [B, 1, S, 1]
+            row = op.Less(slot, op.Unsqueeze(self.filled, self.vector(1)))  # [B, total]
+            return op.Unsqueeze(row, self.vector(1, 2))
+        own = op.Unsqueeze(self.slots, self.vector(1, 3))  # [B, 1, S, 1]
         visible = op.LessOrEqual(slot, own)
         if form.window > 0:
-            visible = op.And(visible, op.Greater(slot, op.Sub(own, self.int(form.window))))
+            visible = op.And(visible, op.Greater(slot, op.Sub(own, self.whole(form.window))))
         return visible
 
     def softmax(self, scores: Any) -> Any:
@@ -351,20 +352,20 @@ class _Steps:
         op, form = self.op, self.form
         if "head_sink" in form.given:
             sink = op.Cast(self.inputs["head_sink"], to=ir.DataType.FLOAT)
-            term = op.Reshape(sink, self.ints(1, form.heads, 1, 1))
+            term = op.Reshape(sink, self.vector(1, form.heads, 1, 1))
         elif form.smooth:
-            term = self.float(0.0)
+            term = self.real(0.0)
         else:
             return op.Softmax(scores, axis=-1)
-        column = op.Expand(term, op.Concat(op.Shape(scores, end=3), self.ints(1), axis=0))
+        column = op.Expand(term, op.Concat(op.Shape(scores, end=3), self.vector(1), axis=0))
         weights = op.Softmax(op.Concat(scores, column, axis=3), axis=-1)
-        return op.Slice(weights, self.ints(0), self.total, self.ints(3))
+        return op.Slice(weights, self.vector(0), self.total, self.vector(3))
 
-    def int(self, value: int) -> Any:
+    def whole(self, value: int) -> Any:
         return self.op.Constant(value_int=value)
 
-    def ints(self, *values: int) -> Any:
+    def vector(self, *values: int) -> Any:
         return self.op.Constant(value_ints=list(values))
 
-    def float(self, value: float) -> Any:
+    def real(self, value: float) -> Any:
         return self.op.Constant(value_float=value)

@@ -89,7 +89,8 @@ def read_linear_attention(node: ir.Node) -> LinearAttentionForm:
             f"{describe_node(node)} has update_rule={update_rule!r}; one of {_RULES} is needed.",
             node,
         )
-    needed, unused = ["query", "key", "value"], []
+    needed: list[str] = ["query", "key", "value"]
+    unused: list[str] = []
     for name, needs_it in (("decay", "gated" in update_rule), ("beta", "delta" in update_rule)):
         (needed if needs_it else unused).append(name)
     require_inputs(node, given, needed)
@@ -150,7 +151,7 @@ def _attend(
     op: OpBuilder, form: LinearAttentionForm, inputs: Mapping[str, ir.Value]
 ) -> tuple[Any, Any]:
     """Return the output `[B, T, heads * dv]` and the last state, both float32."""
-    tokens = {
+    tokens: dict[str, Any] = {
         name: _token_major(op, inputs[name], form.q_heads if name == "query" else form.kv_heads)
         for name in ("query", "key", "value", "decay")
         if name in form.given
@@ -172,6 +173,9 @@ def _attend(
         stacked = op.Unsqueeze(attended, _ints(op, 0))
     else:
         state, stacked = _loop(op, tokens, state)
+        # A loop stacks what it scans; ONNX's reference evaluator (1.23) joins it along axis 0.
+        shape = op.Concat(op.Shape(tokens["query"], end=4), _ints(op, -1), axis=0)
+        stacked = op.Reshape(stacked, shape)
     # [T, B, kv_heads, group, dv] -> [B, T, heads * dv]
     flat = op.Reshape(op.Transpose(stacked, perm=[1, 0, 2, 3, 4]), _ints(op, 0, 0, -1))
     return flat, state

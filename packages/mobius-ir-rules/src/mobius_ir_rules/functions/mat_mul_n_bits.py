@@ -27,7 +27,7 @@ from mobius_ir_rules.functions.calls import (
     require_inputs,
 )
 from mobius_ir_rules.rule import refuse
-from mobius_ir_rules.values import MICROSOFT, describe_node, input_at, int_attribute
+from mobius_ir_rules.values import MICROSOFT, describe_node, input_at, int_attribute, static_dim
 
 MAT_MUL_N_BITS = (MICROSOFT, "MatMulNBits")
 
@@ -62,6 +62,13 @@ def read_mat_mul_n_bits(node: ir.Node) -> MatMulNBitsForm:
     require_inputs(node, given, ("A", "B", "scales"))
     refuse_inputs(node, given, ("g_idx",))
     refuse_attributes(node, {"weight_prepacked": 0})
+    packed = input_at(node, 1)
+    if any(static_dim(packed, axis) == 0 for axis in range(3)):
+        refuse(
+            f"The weight of {describe_node(node)} is empty, which stands for a projection that is "
+            "left out; one that is there is needed.",
+            node,
+        )
     zero_points = input_at(node, 3)
     if zero_points is not None and zero_points.dtype is None:
         refuse(
@@ -108,9 +115,7 @@ def build_mat_mul_n_bits(form: MatMulNBitsForm, opset_version: int) -> ir.Functi
             form.bits,
             packed_zero_points=form.packed_zero_points,
         )
-        weight = op.Reshape(
-            blocks, op.Constant(value_ints=[form.n, form.blocks * form.block_size])
-        )
+        weight = op.Reshape(blocks, op.Constant(value_ints=[form.n, form.blocks * form.block_size]))
         if form.k % form.block_size:
             weight = op.Slice(
                 weight, *(op.Constant(value_ints=[bound]) for bound in (0, form.k, 1))

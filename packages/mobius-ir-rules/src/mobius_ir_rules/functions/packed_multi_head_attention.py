@@ -4,7 +4,7 @@
                                       cumulative_sequence_length, attention_bias;
                                       num_heads, scale)
 
-`query` is `[tokens, hidden]`, `key` alike, `value` `[tokens, v_hidden]`; or `query` holds all three,
+`query` and `key` are `[tokens, hidden]`, `value` `[tokens, v_hidden]`; or `query` holds all three,
 `[tokens, num_heads, 3, head_size]`. `bias` `[hidden + hidden + v_hidden]` is added to them.
 `cumulative_sequence_length` is int32 `[sequences + 1]`: 0, then the running sum of the lengths.
 A token sees the tokens of its own sequence. `token_offset` says where tokens stand in a padded
@@ -17,6 +17,7 @@ speed. Softmax is float32.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Mapping
 from typing import Any
 
@@ -93,9 +94,7 @@ def build_packed_multi_head_attention(form: PackedForm, opset_version: int) -> i
             size = op.Cast(op.Shape(query, start=2), to=ir.DataType.FLOAT)
             scale = op.Div(op.Constant(value_float=1.0), op.Sqrt(size))
         scaled = op.Mul(query, op.CastLike(scale, query))
-        scores = op.Cast(
-            op.MatMul(scaled, op.Transpose(key, perm=[0, 2, 1])), to=ir.DataType.FLOAT
-        )
+        scores = op.Cast(op.MatMul(scaled, op.Transpose(key, perm=[0, 2, 1])), to=ir.DataType.FLOAT)
         mask = same_sequence(
             op, inputs["cumulative_sequence_length"], op.Shape(query, start=1, end=2)
         )
@@ -145,7 +144,7 @@ def _projections(
         bounds = [_ints(op, 0), *ends, _ints(op, 2**31 - 1)]
         parts = [
             op.Add(part, op.Slice(inputs["bias"], start, end, _ints(op, 0)))
-            for part, start, end in zip(parts, bounds[:-1], bounds[1:], strict=True)
+            for part, (start, end) in zip(parts, itertools.pairwise(bounds), strict=True)
         ]
     return parts[0], parts[1], parts[2]
 

@@ -10,8 +10,9 @@ after they were picked, so that experts that no token is routed to cost nothing.
 last axis of the scales. `router_weights` `[tokens, experts]` mixes where it is given, and
 `router_probs` only chooses.
 
-ONNX Runtime's QMoE differs from its MoE in how it weights: with `normalize_routing_weights=0` and
-no `router_weights` it is the same softmax over all experts.
+Kernels disagree on `normalize_routing_weights=0` without `router_weights`: ONNX Runtime's CPU
+kernel (1.32) divides by the sum of the `k` best all the same, as its MoE does not. A call that
+leaves this open is refused; whoever wants the softmax over all experts gives it as `router_weights`.
 """
 
 from __future__ import annotations
@@ -103,6 +104,13 @@ def read_q_moe(node: ir.Node) -> QMoeForm:
             "execution provider's own.",
             node,
         )
+    normalize = bool(int_attribute(node, "normalize_routing_weights", 0))
+    if not normalize and "router_weights" not in given:
+        refuse(
+            f"{describe_node(node)} has normalize_routing_weights=0 and no router_weights, which "
+            "kernels compute differently; the one or the other is needed.",
+            node,
+        )
     common = int_attribute(node, "expert_weight_bits", 4)
     bits = tuple(int_attribute(node, f"{layer}_expert_weight_bits", common) for layer in _LAYERS)
     if not set(bits) <= set(SUPPORTED_BITS):
@@ -114,7 +122,7 @@ def read_q_moe(node: ir.Node) -> QMoeForm:
     return QMoeForm(
         given=given,
         k=int_attribute(node, "k", 1),
-        normalize=bool(int_attribute(node, "normalize_routing_weights", 0)),
+        normalize=normalize,
         activation=read_activation(node, separate_gate="fc3_experts_weights" in given),
         bits=(bits[0], bits[1], bits[2]),
         block_size=int_attribute(node, "block_size", 0),
@@ -139,7 +147,6 @@ def build_q_moe(form: QMoeForm, opset_version: int) -> ir.Function:
             normalize=form.normalize,
             activation=form.activation,
             separate_gate=form.separate_gate,
-            opset_version=opset_version,
             router_weights=inputs.get("router_weights"),
         )
 

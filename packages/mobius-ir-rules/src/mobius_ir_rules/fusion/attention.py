@@ -22,6 +22,7 @@ from mobius_ir_rules.values import (
     is_binary,
     like,
     make,
+    make_int64s,
     producer_of,
     rank,
 )
@@ -76,7 +77,8 @@ class AttentionFusion(Rule):
     product, there may be a softcap (`c * Tanh(scores / c)`) before the mask, a softmax in float32
     between Casts (`softmax_precision`), and no mask. Heads of `k` and `v` that are repeated for
     the query's (Unsqueeze, Expand, Reshape) are given as they were before. The mask is added, of
-    the query's type, 2-D or 4-D, and each of its sizes is provably 1 or that of the scores.
+    the query's type, 2-D or 4-D, and each of its sizes is provably 1 or that of the scores. One
+    with a single row for all queries is expanded to a row for each, as kernels want it.
 
     torch.onnx replaces NaN weights by 0 (`Where(IsNaN(weights), 0, weights)`): rows whose keys are
     all at minus infinity. That goes only where the mask provably has no such row: it is absent, or
@@ -132,11 +134,12 @@ class AttentionFusion(Rule):
 
     def emit(self, op: RewriterContext, plan: _AttentionPlan) -> Sequence[ir.Value]:
         """Make the Attention."""
+        mask = None if plan.mask is None else _rows_for_each(op, plan.mask, plan.query)
         return [
             make(
                 op,
                 "Attention",
-                [plan.query, plan.key, plan.value, plan.mask],
+                [plan.query, plan.key, plan.value, mask],
                 like(plan.replaced[0]),
                 attributes=plan.attributes,
                 name=plan.root.name,
@@ -209,6 +212,20 @@ class GroupedHeads(Rule):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _GroupedPlan(Plan):
     inputs: tuple[ir.Value | None, ...]
+
+
+def _rows_for_each(op: RewriterContext, mask: ir.Value, query: ir.Value) -> ir.Value:
+    """Return the mask with a row for each query."""
+    assert mask.shape is not None
+    assert query.shape is not None
+    if mask.shape[-2] != 1 or query.shape[2] == 1:
+        return mask
+    int64 = ir.DataType.INT64
+    length = make(op, "Shape", [query], (int64, [1]), attributes={"start": 2, "end": 3})
+    around = [make_int64s(op, [1] * (len(mask.shape) - 2)), length, make_int64s(op, [1])]
+    target = make(op, "Concat", around, (int64, [len(mask.shape)]), attributes={"axis": 0})
+    shape = ir.Shape([*mask.shape[:-2], query.shape[2], mask.shape[-1]])
+    return make(op, "Expand", [mask, target], (mask.dtype, shape))
 
 
 def _chain(product: ir.Node) -> _Chain | None:

@@ -86,7 +86,8 @@ def _plan(
 ) -> _RMSNormPlan:
     assert scale is not None
     epsilon = require_last_axis(found)
-    x, widened = found.x, ()
+    x = found.x
+    widened: tuple[ir.Node, ...] = ()
     if casts:
         x, widened = _narrow_input(found, casts[0])
     dtype = x.dtype

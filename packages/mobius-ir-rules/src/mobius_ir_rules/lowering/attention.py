@@ -13,9 +13,13 @@ After (`G` query heads share a key/value head):
     q4 = Transpose(Reshape(q, [0, 0, 4, D]), perm=[0, 2, 1, 3])
     present_key = Concat(past_key, Transpose(Reshape(k, [0, 0, 2, D]), ...), axis=2)
     scores = MatMul(Reshape(Mul(q4, scale), [0, 2, -1, D]), Transpose(present_key, [0, 1, 3, 2]))
-    masked = Where(mask, Reshape(scores, [0, 4, -1, 0]), lowest)
-    weights = Where(mask, Softmax(masked), 0)
-    y = ...MatMul(weights, present_value)...
+    visible = Concat(mask, mask, axis=-2)
+    weights = Where(visible, Softmax(Where(visible, scores, lowest)), 0)
+    y = ...Reshape(MatMul(weights, present_value), [0, 4, -1, D])...
+
+The mask is repeated for the `G` rows of each query, not the keys. A mask that heads do not share,
+or whose number of rows is not known to be that of the queries, meets the scores in the shape
+`[B, 4, S, T]` instead; some runtimes cannot infer that reshape from symbolic sizes.
 
 The soft cap comes before the mask, and a row of which no key may be seen gives zeros, whether a
 boolean mask, a floating-point one of minus infinity or causality says so. A boolean mask chooses
@@ -79,6 +83,7 @@ class AttentionPlan(Plan):
     scale: float
     softcap: float
     is_causal: bool
+    is_mask_shared: bool
 
 
 class AttentionToPrimitives(Rule):
@@ -141,6 +146,7 @@ class AttentionToPrimitives(Rule):
             scale=scale if scale else 1.0 / math.sqrt(head_size),
             softcap=float_attribute(node, "softcap", 0.0),
             is_causal=bool(int_attribute(node, "is_causal", 0)),
+            is_mask_shared=_is_shared(_mask(node), query),
         )
 
     def emit(self, op: RewriterContext, plan: AttentionPlan) -> Sequence[ir.Value]:
@@ -204,23 +210,26 @@ class _Emitter:
         return make(self.op, "Concat", [past, new], (new.dtype, shape), attributes={"axis": 2})
 
     def weights(self, query: ir.Value, key: ir.Value) -> ir.Value:
-        """Return the attention weights, `[B, query_heads, S, T]`."""
+        """Return the attention weights; `[B, kv_heads, G * S, T]` where heads share the mask."""
         scores = self.capped(self.scores(query, key))
+        if not self.plan.is_mask_shared:
+            scores = self.ungroup(scores, 0, None)
         declared = like(scores)
         mask, causal = self.plan.mask, self.causal_mask(query, key)
         if mask is not None and mask.dtype != ir.DataType.BOOL:
-            return self.biased_softmax(scores, self.bias(mask, causal))
+            return self.biased_softmax(scores, self.for_each_row(self.bias(mask, causal)))
         visible = causal if mask is None else mask
         if visible is None:
             return self.softmax(scores)
         if causal is not None and mask is not None:
-            visible = make(self.op, "And", [mask, causal], (ir.DataType.BOOL, None))
+            visible = make(self.op, "And", [mask, causal], (ir.DataType.BOOL, _broadcast(mask)))
+        visible = self.for_each_row(visible)
         lowest = self.scalar(float(self.plan.dtype.min))
         weights = self.softmax(make(self.op, "Where", [visible, scores, lowest], declared))
         return make(self.op, "Where", [visible, weights, self.scalar(0.0)], declared)
 
     def scores(self, query: ir.Value, key: ir.Value) -> ir.Value:
-        """Return the scaled products of query and key, `[B, query_heads, S, T]`."""
+        """Return the scaled products of query and key, `[B, kv_heads, G * S, T]`."""
         op, plan, dtype = self.op, self.plan, self.plan.dtype
         scaled = make(op, "Mul", [query, self.scalar(plan.scale)], like(query))
         turned = make(
@@ -231,8 +240,7 @@ class _Emitter:
             attributes={"perm": [0, 1, 3, 2]},
         )
         rows = self.group(scaled, plan.head_size, plan.head_size)
-        products = make(op, "MatMul", [rows, turned], (dtype, [None, plan.kv_heads, None, None]))
-        return self.ungroup(products, 0, None)
+        return make(op, "MatMul", [rows, turned], (dtype, [None, plan.kv_heads, None, None]))
 
     def capped(self, scores: ir.Value) -> ir.Value:
         """Return the scores under the soft cap, if there is one."""
@@ -246,8 +254,20 @@ class _Emitter:
         """Return the mask as it is added to the scores, causality included."""
         if causal is None:
             return mask
-        declared = (mask.dtype, [None] * max(2, rank(mask) or 0))
+        declared = (mask.dtype, _broadcast(mask))
         return make(self.op, "Where", [causal, mask, self.scalar(-math.inf)], declared)
+
+    def for_each_row(self, mask: ir.Value) -> ir.Value:
+        """Return a mask of S queries as one of the `G * S` rows that the scores have."""
+        plan = self.plan
+        groups = plan.query_heads // plan.kv_heads
+        if not plan.is_mask_shared or groups == 1 or static_dim(mask, -2) == 1:
+            return mask
+        # Its rank is known, or heads would not share it.
+        assert mask.shape is not None
+        shape = ir.Shape([*mask.shape[:-2], None, mask.shape[-1]])
+        copies = [mask] * groups
+        return make(self.op, "Concat", copies, (mask.dtype, shape), attributes={"axis": -2})
 
     def biased_softmax(self, scores: ir.Value, bias: ir.Value) -> ir.Value:
         """Return the softmax of the sum, zeros for rows that are minus infinity throughout."""
@@ -257,7 +277,7 @@ class _Emitter:
             op,
             "ReduceMax",
             [biased, make_int64s(op, [-1])],
-            (plan.dtype, [None, plan.query_heads, None, 1]),
+            (plan.dtype, None if biased.shape is None else [*biased.shape[:3], 1]),
             attributes={"keepdims": 1},
         )
         lowest = self.scalar(float(plan.dtype.min))
@@ -302,7 +322,8 @@ class _Emitter:
         """Return `[B, query_heads, S, value_size]`."""
         plan = self.plan
         declared = (plan.dtype, [None, plan.kv_heads, None, plan.value_size])
-        products = make(self.op, "MatMul", [self.group(weights, 0, None), value], declared)
+        rows = weights if plan.is_mask_shared else self.group(weights, 0, None)
+        products = make(self.op, "MatMul", [rows, value], declared)
         return self.ungroup(products, plan.value_size, plan.value_size)
 
     def group(self, x: ir.Value, last: int, width: int | None) -> ir.Value:
@@ -371,6 +392,23 @@ def _mask(node: ir.Node) -> ir.Value | None:
             node,
         )
     return mask
+
+
+def _is_shared(mask: ir.Value | None, query: ir.Value) -> bool:
+    """Return whether all heads share the mask, and it has as many rows as there are queries."""
+    if mask is None or mask.shape is None or query.shape is None:
+        return mask is None
+    if len(mask.shape) > 2 and static_dim(mask, -3) != 1:
+        return False
+    rows, queries = mask.shape[-2], query.shape[1 if len(query.shape) == 3 else 2]
+    if isinstance(rows, int):
+        return rows in (1, queries)
+    return rows.value is not None and rows == queries
+
+
+def _broadcast(mask: ir.Value) -> list[None]:
+    """Return an unknown shape of the rank that mask and causality have together."""
+    return [None] * max(2, rank(mask) or 0)
 
 
 def _total_length(node: ir.Node) -> int | None:

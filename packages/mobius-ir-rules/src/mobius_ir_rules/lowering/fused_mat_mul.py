@@ -18,8 +18,8 @@ y = Mul (MatMul (a, t), 0.125)
 ```
 
 `transBatchA` moves dimension 0 of the operand behind the other batch dimensions, before `transA`
-exchanges the last two; likewise for B. An operand of rank 1 has nothing to transpose. ONNX Runtime
-gives an empty sum where the operator would get one; this is the same in MatMul.
+exchanges the last two; likewise for B. A transpose needs the operand's rank; without one, any
+operands that MatMul takes will do.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ from onnxscript.rewriter import RewriteRuleSet
 
 from mobius_ir_rules.functions import FUNCTIONS
 from mobius_ir_rules.functions.body import OLDEST_OPSET
+from mobius_ir_rules.functions.calls import CallBody
 from mobius_ir_rules.lowering.attention import attention_to_primitives_rules
 from mobius_ir_rules.lowering.gelu import gelu_to_primitives_rules
 from mobius_ir_rules.lowering.opset_adapters import adapt
@@ -109,7 +110,8 @@ class LowerOpset(ir.passes.InPlacePass):
         InlineFunctions(lambda function: function.identifier() in blocked)(model)
         self._require_none(source, self._obstacles(*roots(model)))
         rules = [rule for op_type in self._lacking() for rule in _LOWERINGS[op_type]()]
-        RewriteRuleSet(rules).apply_to_model(model)
+        if rules:
+            RewriteRuleSet(rules).apply_to_model(model)
         self._require_none(source, self._obstacles(*roots(model)))
         self._adapt(model)
         RemoveUnused()(model)
@@ -158,11 +160,15 @@ class LowerOpset(ir.passes.InPlacePass):
     def _rebuild_bodies(self, model: ir.Model) -> None:
         """Make the functions of this package anew that are as the package makes them."""
         for identifier, function in list(model.functions.items()):
-            builder, source = FUNCTIONS.get(identifier[:2]), function.opset_imports.get("", 0)
-            if builder is None or source <= self._version or identifier[2]:
+            source = function.opset_imports.get("", 0)
+            if source <= self._version:
                 continue
-            if _canonical(function) == _canonical(builder(source)):
-                model.functions[identifier] = builder(self._version)
+            made = _body_of_this_package(model, identifier, source)
+            if made is None or _canonical(made) != _canonical(function):
+                continue
+            body = _body_of_this_package(model, identifier, self._version)
+            assert body is not None  # Whether there is one depends on the operator and the call.
+            model.functions[identifier] = body
 
     def _adapt(self, model: ir.Model) -> None:
         for root in roots(model):
@@ -175,6 +181,25 @@ class LowerOpset(ir.passes.InPlacePass):
             for graph in (root, *root.subgraphs()):
                 if "" in graph.opset_imports:
                     graph.opset_imports[""] = self._version
+
+
+def _body_of_this_package(
+    model: ir.Model, identifier: ir.OperatorIdentifier, version: int
+) -> ir.Function | None:
+    """Return the body that this package makes of the operator, `None` where it makes none."""
+    builder = FUNCTIONS.get(identifier[:2])
+    if not isinstance(builder, CallBody):
+        return None if builder is None or identifier[2] else builder(version)
+    calls = (node for root in roots(model) for node in root.all_nodes())
+    call = next((node for node in calls if node.op_identifier() == identifier), None)
+    if call is None:
+        return None
+    try:
+        body = builder.for_call(call, version)
+    except RefusedError:
+        return None
+    body.overload = identifier[2]
+    return body
 
 
 def _canonical(function: ir.Function) -> bytes:

@@ -34,15 +34,15 @@ _TYPES_ONLY = """
     Round Scan Selu Shape Sin Sinh Size Softplus Softsign SplitToSequence Squeeze Tan
     ThresholdedRelu TopK Transpose Unsqueeze
 """
+TYPES_ONLY = frozenset(_TYPES_ONLY.split())
 """Changed from opset 17 to 25 by further types only."""
 
 _FURTHER_FEATURES = """
     Attention AveragePool Cast CastLike DequantizeLinear LpPool Pad QuantizeLinear Resize
     ScatterElements ScatterND Split
 """
+FURTHER_FEATURES = frozenset(_FURTHER_FEATURES.split())
 """Changed by further types, inputs, attributes and values of these; without them they are equal."""
-
-_READ = REDUCTIONS.union(_TYPES_ONLY.split(), _FURTHER_FEATURES.split())
 
 _NEW_VALUES: Mapping[tuple[str, str], Mapping[str, int]] = MappingProxyType(
     {
@@ -84,7 +84,7 @@ def misfit(node: ir.Node, source: int, target: int) -> str | None:
         )
     if old.since_version == new.since_version:
         return None
-    if node.op_type not in _READ:
+    if node.op_type not in REDUCTIONS | TYPES_ONLY | FURTHER_FEATURES:
         return (
             f"The definition of {node.op_type} changed in opset {new.since_version}; one that "
             f"holds at opset {target} is needed."
@@ -127,11 +127,12 @@ def _misfit_of_adapter(node: ir.Node, target: int) -> str | None:
     if node.op_type == "Split" and target < 18 and "num_outputs" in node.attributes:
         axis = node.attributes.get("axis")
         size = static_dim(node.inputs[0], 0 if axis is None else axis.as_int())
-        if size is None or size < len(node.outputs):
+        parts = len(node.outputs)
+        if size is None or size <= -(-size // parts) * (parts - 1):
             return (
                 f"{describe_node(node)} splits an axis of the size {size or 'unknown'} of "
-                f"{describe_value(node.inputs[0])} by num_outputs; a known size of at least that "
-                "number is needed before opset 18."
+                f"{describe_value(node.inputs[0])} in {parts} parts; a known size that leaves "
+                "something for each is needed before opset 18."
             )
     return None
 

@@ -17,12 +17,14 @@ from mobius_ir_rules.passes.invariants import (
     check_model_invariants,
 )
 from mobius_ir_rules.passes.metadata import ClearMetadata
+from mobius_ir_rules.passes.opset_imports import CompleteOpsetImports
 from mobius_ir_rules.passes.unique_names import make_names_unique
 from mobius_ir_rules.passes.unused import RemoveUnused
 
 __all__ = [
     "CheckInvariants",
     "ClearMetadata",
+    "CompleteOpsetImports",
     "DeduplicateInitializers",
     "EliminateCommonSubexpressions",
     "EliminateIdentity",

@@ -42,6 +42,19 @@ def values_of(root: GraphLike) -> Iterator[ir.Value]:
         yield from node.outputs
 
 
+def values_found_by_name(root: GraphLike) -> Iterator[ir.Value]:
+    """Yield inputs and outputs of the subgraphs that operators of other domains carry.
+
+    If, Loop and Scan bind theirs by position. BeamSearch of com.microsoft and the like find them
+    by name, so they must keep the names that they have.
+    """
+    for node in root.all_nodes():
+        if node.domain:
+            for graph in graph_attributes(node):
+                yield from graph.inputs
+                yield from graph.outputs
+
+
 def unique_name(preferred: str, taken: set[str]) -> str:
     """Return `preferred`, or with the first suffix `_2`, `_3`, ... not in `taken`; add it there."""
     name, count = preferred, 1

@@ -19,7 +19,8 @@ class InlineFunctions(ir.passes.InPlacePass):
     `onnx_ir`'s `InlinePass` does the copying. Around it, this pass prepares calls that it gets
     wrong: an omitted output would take away the name of a value that the body itself reads, and
     an output that is an input of the function would rename the caller's value, which may be an
-    input of the model. Afterwards names are unique, new values have types, and functions and
+    input of the model. The names of dimensions in a body mean nothing outside of it, and may be
+    those of other dimensions there: they are replaced by what can be inferred. Afterwards names are unique, new values have types, and functions and
     opset imports that are no longer needed are gone.
 
     Raises:
@@ -45,13 +46,15 @@ class InlineFunctions(ir.passes.InPlacePass):
         stock.requires(model)  # before anything is changed
         for identifier in chosen:
             _separate_outputs(model.functions[identifier])
+            _forget_dimension_names(model.functions[identifier])
+        own = set(_nodes(model))
         for root in roots(model):
             _complete_calls(root, model, chosen)
         stock(model)
         _import_inlined_domains(model)
         make_names_unique(model)
         RemoveUnused()(model)
-        infer_missing(model)
+        _infer_dimensions(model, own)
         return ir.passes.PassResult(model, True)
 
 
@@ -71,6 +74,36 @@ def _separate_outputs(function: ir.Function) -> None:
             function.append(copied)
             function.outputs[index] = copied.outputs[0]
         outputs.add(output)
+
+
+def _forget_dimension_names(function: ir.Function) -> None:
+    for node in function.all_nodes():
+        for output in node.outputs:
+            if output.shape is not None:
+                dims = (dim if isinstance(dim, int) else None for dim in output.shape)
+                output.shape = ir.Shape(dims)
+
+
+def _infer_dimensions(model: ir.Model, own: set[ir.Node]) -> None:
+    """Infer shapes of what was inlined; what inference cannot say stays as the body said it."""
+    said = {
+        output: output.shape
+        for node in model.graph.all_nodes()
+        if node not in own
+        for output in node.outputs
+        if output.shape is not None
+        and not output.is_graph_output()
+        and not all(isinstance(dim, int) or dim.value for dim in output.shape)
+    }
+    for output in said:
+        output.shape = None
+    infer_missing(model)
+    for output, shape in said.items():
+        if output.shape is None or len(output.shape) != len(shape):
+            output.shape = shape
+            continue
+        pairs = zip(output.shape, shape, strict=True)
+        output.shape = ir.Shape(given if isinstance(given, int) else dim for dim, given in pairs)
 
 
 def _complete_calls(root: GraphLike, model: ir.Model, chosen: set[ir.OperatorIdentifier]) -> None:

@@ -6,7 +6,13 @@ from collections.abc import Collection, Iterator, Sequence
 
 import onnx_ir as ir
 
-from mobius_ir_rules.passes.graphs import GraphLike, graph_attributes, roots, values_of
+from mobius_ir_rules.passes.graphs import (
+    GraphLike,
+    graph_attributes,
+    roots,
+    values_found_by_name,
+    values_of,
+)
 from mobius_ir_rules.passes.unused import used_domains
 
 
@@ -89,7 +95,13 @@ def _interface(
 def _check_root(root: GraphLike | ir.Function, model: ir.Model) -> Iterator[str]:
     yield from _check_imports(root, model)
     # Two objects of one name are wrong even in sibling branches: tools that inline break there.
-    yield from _repeated("value", [value.name for value in values_of(root) if value.name])
+    # Where an operator finds them by name, equal names are its business: those of two of its
+    # subgraphs, and those that the graph around uses for its own inputs and outputs.
+    bound = {id(value): value for value in values_found_by_name(root)}
+    names = [value.name for value in values_of(root) if value.name and id(value) not in bound]
+    outer = {value.name for value in (*root.inputs, *root.outputs)}
+    names += sorted({value.name for value in bound.values() if value.name} - outer)
+    yield from _repeated("value", names)
     yield from _repeated("node", [node.name for node in root.all_nodes() if node.name])
     yield from _check_scope(root, set())
 

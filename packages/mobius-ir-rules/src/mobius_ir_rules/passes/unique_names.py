@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from mobius_ir_rules.passes.graphs import GraphLike, roots, unique_name, values_of
+from mobius_ir_rules.passes.graphs import (
+    GraphLike,
+    roots,
+    unique_name,
+    values_found_by_name,
+    values_of,
+)
 
 
 def make_names_unique(model: ir.Model) -> bool:
@@ -12,7 +18,8 @@ def make_names_unique(model: ir.Model) -> bool:
 
     Names are compared across the main graph with all its subgraphs, and within each function with
     its subgraphs. Inputs, outputs and initializers of the main graph and formal parameters of
-    functions keep their names. Omitted outputs ("") stay omitted.
+    functions keep their names, and so do inputs and outputs of subgraphs of operators that are not
+    ONNX's own. Omitted outputs ("") stay omitted.
 
     Returns:
         Whether a name changed.
@@ -24,6 +31,7 @@ def _make_unique(root: GraphLike) -> bool:
     fixed = [*root.inputs, *root.outputs]
     if isinstance(root, ir.Graph):
         fixed += root.initializers.values()
+    fixed += values_found_by_name(root)
     keep = {id(value) for value in fixed}
     taken = {value.name for value in fixed if value.name}
     modified = False

@@ -1,0 +1,69 @@
+"""Write a file and the files that it refers to, all of them or none."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from mobius.atomic import as_save_error, new_sibling, sync, sync_tree
+from mobius.errors import PackageSaveError
+
+__all__ = ["atomic_files", "check_file"]
+
+
+def check_file(target: Path, *, overwrite: bool) -> None:
+    """Refuse a file that cannot be written, or that is there and must be kept.
+
+    Raises:
+        PackageSaveError: saying what is in the way and what to do.
+    """
+    folder = target.parent
+    if target.is_dir():
+        raise PackageSaveError(f"{target} is a folder. Give the name of a file.")
+    if not folder.is_dir():
+        raise PackageSaveError(f"The folder {folder} does not exist. Make it, or choose another.")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PackageSaveError(
+            f"{target} cannot be written: no permission to write in {folder}. Change its "
+            "permissions or choose another folder."
+        )
+    if not overwrite and (target.exists() or target.is_symlink()):
+        raise PackageSaveError(
+            f"{target} exists. Choose another name, or overwrite it (overwrite=True, --overwrite "
+            "on the command line)."
+        )
+
+
+@contextlib.contextmanager
+def atomic_files(target: Path) -> Iterator[Path]:
+    """Yield a new folder; the files made in it are moved beside `target` when the block ends.
+
+    One of them must have the name of `target`. Those that are there are replaced: `target` goes
+    first and comes last, so that it never refers to a file that is not its own. On any error or
+    interruption, what existed is as before.
+
+    Raises:
+        PackageSaveError: for every `OSError` in the block or while moving files.
+    """
+    folder = target.parent
+    with as_save_error(target), contextlib.ExitStack() as undo:
+        staging = new_sibling(target, "tmp")
+        undo.callback(shutil.rmtree, staging, ignore_errors=True)
+        yield staging
+        sync_tree(staging)
+        names = sorted((path.name for path in staging.iterdir()), key=lambda n: n == target.name)
+        aside = staging / "replaced"
+        aside.mkdir()
+        for name in reversed(names):
+            if (folder / name).exists() or (folder / name).is_symlink():
+                (folder / name).rename(aside / name)
+                undo.callback((aside / name).rename, folder / name)
+        for name in names:
+            (staging / name).rename(folder / name)
+            undo.callback((folder / name).unlink, missing_ok=True)
+        sync(folder)
+        undo.pop_all()
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,114 @@
+"""`report_view`: an optimisation report as a rich table, and the refusals below it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Group, RenderableType
+
+    from mobius.report import OptimizationReport
+
+__all__ = [
+    "DtypeOption",
+    "EpOption",
+    "OpsetOption",
+    "ReportOption",
+    "RoleOption",
+    "TraceOption",
+    "report_view",
+]
+
+MOST_NODES = 3
+
+EpOption = Annotated[
+    str, typer.Option("--ep", metavar="EP", help="Execution provider; `mobius eps` lists them.")
+]
+DtypeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype",
+        metavar="DTYPE",
+        help="f32, f16 or bf16: what fusions are chosen for; nothing is cast. "
+        "[default: the model's own]",
+    ),
+]
+RoleOption = Annotated[
+    str,
+    typer.Option(
+        "--role", metavar="ROLE", help="decoder, vision, encoder or embedding: what the file is."
+    ),
+]
+OpsetOption = Annotated[
+    int | None,
+    typer.Option("--opset", help="Newest opset, 17 to 24. [default: what the EP runs]"),
+]
+ReportOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        metavar="PAGE.html",
+        help="Write what each optimisation did as an HTML page; one that is there is replaced.",
+    ),
+]
+TraceOption = Annotated[
+    bool, typer.Option("--trace", help="Show what each optimisation did, and left alone.")
+]
+
+
+def report_view(key: str, report: OptimizationReport, *, most_nodes: int = MOST_NODES) -> Group:
+    """Return a table of the stages, then each reason for which candidates stay, with their nodes.
+
+    Args:
+        key: Key of the graph.
+        report: What was done to it.
+        most_nodes: How many nodes to name for a reason; the number of all is always said.
+    """
+    from rich.console import Group
+    from rich.text import Text
+
+    from mobius.report import refusal_groups
+
+    title = (
+        f"{key}: {report.role} for {report.ep} {report.dtype.name}, "
+        f"{report.nodes_before} → {report.nodes_after} nodes"
+    )
+    parts: list[RenderableType] = [Text(title, style="bold"), _stages(report)]
+    for group in refusal_groups(report.refusals):
+        line = Text(f"{group.rule} left {len(group.nodes)} {group.op_type} alone: ", style="yellow")
+        parts.append(line.append(group.reason, style="default"))
+        more = len(group.nodes) - most_nodes
+        shown = [*group.nodes[:most_nodes], *([f"and {more} more"] if more > 0 else [])]
+        parts.extend(Text(f"  {node}", style="dim") for node in shown)
+    return Group(*parts)
+
+
+def _stages(report: OptimizationReport) -> RenderableType:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+
+    from mobius.trace import format_deltas
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Phase")
+    table.add_column("Stage", no_wrap=True)
+    for title in ("Applied", "+Nodes", "-Nodes", "Nodes", "Left"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("Net change")
+    for stage in report.stages:
+        quiet = not stage.deltas and not stage.applications
+        table.add_row(
+            stage.phase.value,
+            stage.name,
+            "-" if stage.applications is None else str(stage.applications),
+            str(stage.added),
+            str(stage.removed),
+            str(stage.nodes_after),
+            str(len(stage.refusals)),
+            format_deltas(stage.deltas) if stage.deltas else "-",
+            style="dim" if quiet else None,
+        )
+    return table

@@ -1,0 +1,40 @@
+"""Command R. Source: `transformers` `CohereForCausalLM`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from mobius_hf.architectures.base import DecoderArchitecture
+from mobius_hf.config import ConfigFields
+
+
+class Cohere(DecoderArchitecture):
+    """Attention and feed-forward side by side after one layer norm without bias."""
+
+    model_type = "cohere"
+    epsilon_field = "layer_norm_eps"
+    defaults: ClassVar[Mapping[str, Any]] = {
+        **DecoderArchitecture.defaults,
+        "max_position_embeddings": 8192,
+        "layer_norm_eps": 1e-5,
+        "logit_scale": 0.0625,
+        "attention_bias": False,
+        "tie_word_embeddings": True,
+    }
+    fixed: ClassVar[Mapping[str, object]] = {"use_qk_norm": False}
+
+    def arguments(self, fields: ConfigFields) -> dict[str, Any]:
+        """Return the shared arguments, the layout and the scale of the logits."""
+        attention_bias = fields.flag("attention_bias")
+        return super().arguments(fields) | {
+            "norm_type": "layer_no_bias",
+            "layer_layout": "parallel",
+            "rope_interleaved": True,
+            "attention_bias": attention_bias,
+            "attention_output_bias": attention_bias,
+            "logits_scaling": 1.0 / fields.number("logit_scale"),
+        }
+
+
+ARCHITECTURE = Cohere()

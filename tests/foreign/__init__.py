@@ -1,0 +1,1 @@
+"""Graphs that others made, optimised for every execution provider."""
