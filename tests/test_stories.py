@@ -13,7 +13,7 @@ import mobius
 
 STORIES = Path(__file__).parents[1] / "examples" / "stories"
 PROMPTS = ("Once upon a time", "One day")
-LIMIT = 120
+LIMIT = 200
 
 
 def load_script(name: str):

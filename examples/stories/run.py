@@ -42,7 +42,7 @@ def greedy(session: ort.InferenceSession, prompt: list[int], limit: int) -> Iter
         yield tokens[0]
 
 
-def tell(package: Path, prompt: str, limit: int = 160) -> str:
+def tell(package: Path, prompt: str, limit: int = 200) -> str:
     """Return the story that the saved package in `package` continues `prompt` with."""
     tokenizer = Tokenizer.from_file(str(package / "tokenizer.json"))
     session = ort.InferenceSession(package / "model.onnx", providers=["CPUExecutionProvider"])

@@ -55,8 +55,9 @@ def reference(path: Path) -> Reference | None:
     try:
         return Reference(path.read_bytes())
     except Exception as error:
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
         # Indices out of range, missing past inputs: the file has no numbers for random inputs.
-        assert type(error).__module__.startswith("onnxruntime"), error
         return None
 
 

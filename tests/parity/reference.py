@@ -117,9 +117,144 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+def _gpt2_like(**own: Any) -> dict[str, Any]:
+    """Return fields under the names of GPT-2's config."""
+    return {
+        **{name: ABSENT for name in TINY if name not in ("vocab_size", "tie_word_embeddings")},
+        "n_embd": 64,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        **own,
+    }
+
+
+_SLIDING = {
+    "sliding_window": 4,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+}
+_SPECIAL_TOKENS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+_NO_GROUPS = {"num_key_value_heads": ABSENT, "head_dim": ABSENT}
+CONFIGS |= {
+    "apertus": {**_SPECIAL_TOKENS, "attention_bias": True, "head_dim": ABSENT},
+    "arcee": {"attention_bias": True, "mlp_bias": True},
+    "bloom": {
+        **{name: ABSENT for name in TINY if name not in ("vocab_size", "hidden_size")},
+        "n_layer": 3,
+        "n_head": 6,
+        "hidden_size": 96,
+        "tie_word_embeddings": True,
+    },
+    "codegen": _gpt2_like(rotary_dim=8, n_head=8),
+    "cohere2": {**_SPECIAL_TOKENS, **_SLIDING, "logit_scale": 0.25, "head_dim": ABSENT},
+    "ernie4_5": {"use_bias": True, "head_dim": 32},
+    "exaone4": {**_SLIDING, "head_dim": ABSENT},
+    "falcon": {
+        **_NO_GROUPS,
+        "intermediate_size": ABSENT,
+        "tie_word_embeddings": True,
+    },
+    "glm4": {**_SPECIAL_TOKENS, "head_dim": 32},
+    "gpt_bigcode": _gpt2_like(tie_word_embeddings=True),
+    "gpt_neo": {
+        **_NO_GROUPS,
+        "num_hidden_layers": ABSENT,
+        "num_attention_heads": ABSENT,
+        "num_layers": 3,
+        "num_heads": 4,
+        "attention_types": [[["local", "global", "local"], 1]],
+        "window_size": 4,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "tie_word_embeddings": True,
+    },
+    "gptj": _gpt2_like(rotary_dim=8),
+    "helium": {**_SPECIAL_TOKENS, "attention_bias": True, "mlp_bias": True, "head_dim": 16},
+    "hunyuan_v1_dense": {
+        "attention_bias": True,
+        "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0},
+    },
+    "jais2": {**_SPECIAL_TOKENS},
+    "ministral": {**_SLIDING, "head_dim": 32},
+    "ministral3": {
+        **_SPECIAL_TOKENS,
+        "head_dim": 32,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 10000.0,
+            "factor": 4.0,
+            "original_max_position_embeddings": 4,
+            "beta_fast": 32.0,
+            "beta_slow": 1.0,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
+    "mpt": {
+        **{name: ABSENT for name in TINY if name != "vocab_size"},
+        "d_model": 96,
+        "n_layers": 3,
+        "n_heads": 6,
+        "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.4, "alibi_bias_max": 4},
+        "tie_word_embeddings": True,
+    },
+    "nemotron": {"attention_bias": True, "mlp_bias": True, "head_dim": 32},
+    "olmo3": {
+        **_SPECIAL_TOKENS,
+        **_SLIDING,
+        "head_dim": ABSENT,
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "full_attention": {"rope_type": "linear", "factor": 4.0, "rope_theta": 500.0},
+        },
+    },
+    "opt": {
+        **_NO_GROUPS,
+        "intermediate_size": ABSENT,
+        "ffn_dim": 96,
+        "tie_word_embeddings": True,
+    },
+    "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
+    "smollm3": {
+        **_SPECIAL_TOKENS,
+        "no_rope_layers": [1, 0, 1],
+        "use_sliding_window": True,
+        "sliding_window": 4,
+        "head_dim": ABSENT,
+    },
+    "stablelm": {"use_qkv_bias": True, "head_dim": ABSENT},
+}
+
+# Layouts that one model_type has beside that of `CONFIGS`.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "cohere-qk-norm": ("cohere", {"use_qk_norm": True}),
+    "falcon-40b": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "ffn_hidden_size": 96},
+    ),
+    "falcon-one-norm": (
+        "falcon",
+        {"new_decoder_architecture": True, "num_kv_heads": 2, "num_ln_in_parallel_attn": 1},
+    ),
+    "falcon-alibi": (
+        "falcon",
+        {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
+    ),
+    "gpt_bigcode-heads": ("gpt_bigcode", {"multi_query": False}),
+    "olmo-clip": ("olmo", {"clip_qkv": 1.5}),
+    "opt-350m": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
+    "phi-qk-norm": ("phi", {"qk_layernorm": True}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+}
+
+
 def make_model(model_type: str, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
-    """Return a model of `model_type` whose every weight matters: eager attention, float32."""
-    own = {**CONFIGS.get(model_type, {}), **overrides}
+    """Return a model of `model_type`, or of a variant, whose every weight matters: eager attention, float32."""
+    model_type, variant = VARIANTS.get(model_type, (model_type, {}))
+    own = {**CONFIGS.get(model_type, {}), **variant, **overrides}
     settings = {key: value for key, value in {**TINY, **own}.items() if value is not ABSENT}
     config = transformers.AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(seed)

@@ -1,4 +1,4 @@
-"""What optimisation would do to a model: from a file, a package or a checkpoint, without weights."""
+"""What optimisation would do to a file, a package or a checkpoint, without their weights."""
 
 from __future__ import annotations
 

@@ -53,6 +53,16 @@ def test_nodes_without_numbers_belong_to_the_layer_they_follow() -> None:
     ]
 
 
+def test_a_weight_that_layers_share_moves_no_node() -> None:
+    model = numbered()
+    shared = next(iter(model.graph.initializers.values()))
+    product = [node for node in model.graph if node.op_type == "Mul"][2]
+    product.replace_input_with(1, shared)  # the third layer reads a weight of the first
+    graph = layer_graph(model, Layer("model.layers", 0))
+    assert graph is not None
+    assert [node.op_type for node in graph.nodes] == ["Mul", "Add"]
+
+
 def test_names_of_nodes_come_before_those_of_weights() -> None:
     model = named("/encoder/block.{}/{}")
     assert pick_layer(model) == Layer("encoder.block", 1)

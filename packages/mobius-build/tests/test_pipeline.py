@@ -26,7 +26,8 @@ from mobius.pipeline import STAGES, plan, plan_for
 from mobius.roles import Role
 from mobius.stage import Phase, Target
 from mobius.tasks.base import OPSET_VERSION
-from mobius_eps import NEWEST_OPSET, EpCapabilities, Lack, UnknownEpError, ep_registry, get_ep
+from mobius_eps import EpCapabilities, Lack, UnknownEpError, ep_registry, get_ep
+from mobius_eps.capabilities import NEWEST_OPSET
 
 EPS = ("default", "cpu", "cuda", "dml", "webgpu", "mlx", "trt-rtx", "onnx-standard")
 DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)

@@ -95,14 +95,20 @@ LACKS: dict[str, tuple[tuple[str, set[ir.DataType]], ...]] = {
     "cuda": (("ms:PackedMultiHeadAttention", {BF16}), ("ms:QMoE", {F32})),
     "dml": tuple(
         (name, set())
-        for name in (
-            "Attention Gelu RMSNormalization RotaryEmbedding Swish TensorScatter "
-            "ms:CausalConvWithState ms:LinearAttention"
-        ).split()
+        for name in [
+            "Attention",
+            "Gelu",
+            "RMSNormalization",
+            "RotaryEmbedding",
+            "Swish",
+            "TensorScatter",
+            "ms:CausalConvWithState",
+            "ms:LinearAttention",
+        ]
     ),
     "webgpu": tuple(
         (name, set())
-        for name in "Attention Or Swish TensorScatter ms:GroupQueryAttention.softcap".split()
+        for name in ["Attention", "Or", "Swish", "TensorScatter", "ms:GroupQueryAttention.softcap"]
     ),
     "mlx": (("ms:FastGelu", set()), ("ms:QuickGelu", set())),
     "trt-rtx": (

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
-from mobius_components import ArchitectureConfig
-from mobius_eps import EpCapabilities, MobiusError, build_context, get_ep
 from onnxscript import nn
 
 from mobius.dtypes import parse_dtype
@@ -18,6 +14,8 @@ from mobius.optimizer import optimize_model
 from mobius.package import ModelPackage
 from mobius.sources import SourceOptions, open_model
 from mobius.tasks import TASKS, Task, UnknownTaskError
+from mobius_components import ArchitectureConfig
+from mobius_eps import EpCapabilities, MobiusError, build_context, get_ep
 
 DEFAULT_TASK = "text-generation"
 

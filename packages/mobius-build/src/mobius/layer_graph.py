@@ -89,20 +89,17 @@ def pick_layer(model: ir.Model) -> Layer | None:
 def layer_graph(model: ir.Model, layer: Layer) -> LayerGraph | None:
     """Return the nodes of `layer`; `None` if there are none.
 
-    A node whose names have no number belongs to the last layer that it depends on.
+    A node belongs to the layer that it is named after or depends on, whichever is later.
     """
     levels: dict[ir.Node, int] = {}
     for node in model.graph:
         found = _layer_of(node)
-        if found is not None and found.prefix == layer.prefix:
-            levels[node] = found.number
-        else:
-            producers = (value.producer() for value in node.inputs if value is not None)
-            # In a graph that is not sorted a producer may come later; the picture lacks it then.
-            levels[node] = max(
-                (levels.get(each, _BEFORE_ALL) for each in producers if each is not None),
-                default=_BEFORE_ALL,
-            )
+        own = found.number if found is not None and found.prefix == layer.prefix else _BEFORE_ALL
+        producers = (value.producer() for value in node.inputs if value is not None)
+        # The name does not decide alone: layers may share a weight that is named after the first.
+        # In a graph that is not sorted a producer may come later; the picture lacks it then.
+        inputs = (levels.get(each, _BEFORE_ALL) for each in producers if each is not None)
+        levels[node] = max(own, *inputs, _BEFORE_ALL)
     # A node without inputs of its own level, such as a constant, goes where it is used.
     for node in reversed(list(model.graph)):
         if levels[node] == _BEFORE_ALL and not any(_computed_inputs(node)):

@@ -91,17 +91,20 @@ def model_dtype(model: ir.Model) -> ir.DataType:
     counts: collections.Counter[ir.DataType] = collections.Counter()
     for graph in model.graphs():
         for value in graph.initializers.values():
-            if value.dtype in DTYPE_NAMES and value.shape is not None and value.shape.is_static():
+            if value.dtype and value.shape is not None and value.shape.is_static():
                 counts[value.dtype] += max(1, math.prod(value.shape.numpy()))
+    counts = collections.Counter({each: n for each, n in counts.items() if each in DTYPE_NAMES})
     if not counts:
-        counts.update(each.dtype for each in model.graph.inputs if each.dtype in DTYPE_NAMES)
+        dtypes = (value.dtype for value in model.graph.inputs)
+        counts.update(dtype for dtype in dtypes if dtype is not None and dtype in DTYPE_NAMES)
     return max(counts, key=lambda dtype: counts[dtype], default=ir.DataType.FLOAT)
 
 
 def _read_constants(model: ir.Model, path: Path) -> None:
     """Take the external data of constants in nodes into memory: only initializers are streamed."""
-    for graph in [model.graph, *model.functions.values()]:
-        for node in graph.all_nodes():
+    roots: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
+    for root in roots:
+        for node in root.all_nodes():
             for attribute in node.attributes.values():
                 if attribute.type is ir.AttributeType.TENSOR and not attribute.is_ref():
                     tensor = attribute.as_tensor()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from mobius_eps import NEWEST_OPSET, OLDEST_OPSET, MobiusError
+from mobius_eps import MobiusError
+from mobius_eps.capabilities import NEWEST_OPSET, OLDEST_OPSET
 
 
 class UnsupportedOpsetError(MobiusError, ValueError):

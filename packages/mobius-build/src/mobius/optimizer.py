@@ -21,7 +21,8 @@ from mobius.roles import parse_role
 from mobius.stage import Phase, Stage, Target
 from mobius.stage_pass import StageResult
 from mobius.trace import Trace
-from mobius_eps import NEWEST_OPSET, EpCapabilities, get_ep
+from mobius_eps import EpCapabilities, get_ep
+from mobius_eps.capabilities import NEWEST_OPSET
 from mobius_ir_rules.passes import InvariantError, check_model_invariants
 
 logger = logging.getLogger(__name__)

@@ -108,10 +108,7 @@ def open_session(path: Path, providers: Sequence[str] = (CPU,)) -> Session:
         OrtMissingError: if ONNX Runtime is not installed.
         OrtError: if it does not load the model, or lacks one of the providers.
     """
-    try:
-        import onnxruntime
-    except ImportError as error:
-        raise OrtMissingError from error
+    onnxruntime = _onnxruntime()
     available = onnxruntime.get_available_providers()
     lacking = [name for name in providers if name not in available]
     if lacking:
@@ -128,6 +125,14 @@ def open_session(path: Path, providers: Sequence[str] = (CPU,)) -> Session:
     return Session(path, session)
 
 
+def _onnxruntime() -> Any:
+    try:
+        import onnxruntime  # type: ignore[import-untyped]
+    except ImportError as error:
+        raise OrtMissingError from error
+    return onnxruntime
+
+
 def _port(port: Any, path: Path) -> Port:
     kind = str(port.type)
     name = kind.removeprefix("tensor(").removesuffix(")")
@@ -139,8 +144,7 @@ def _port(port: Any, path: Path) -> Port:
 
 
 def _to_ort(array: Array, dtype: ir.DataType) -> Any:
-    import onnxruntime
-
+    onnxruntime = _onnxruntime()
     array = np.ascontiguousarray(array)
     if dtype in _AS_BITS:
         bits = array.view(_BITS[array.itemsize])

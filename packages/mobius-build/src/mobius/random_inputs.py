@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -99,7 +100,11 @@ def random_inputs(
 
 def coarsest(dtypes: Sequence[ir.DataType]) -> ir.DataType:
     """Return the float type with the largest step between numbers near 1; not empty."""
-    return max(dtypes, key=lambda dtype: float(ml_dtypes.finfo(dtype.numpy()).eps))
+    return max(dtypes, key=lambda dtype: float(_limits(dtype).eps))
+
+
+def _limits(dtype: ir.DataType) -> Any:
+    return ml_dtypes.finfo(dtype.numpy())  # type: ignore[no-untyped-call]
 
 
 def _value(
@@ -115,7 +120,7 @@ def _value(
         array = _random(name, shape, dtype, limit, generator)
     elif dtype.is_floating_point() and name.endswith("attention_mask"):
         # As a bias: 0 at real tokens, far below any score elsewhere.
-        lowest = float(ml_dtypes.finfo(dtype.numpy()).min)
+        lowest = float(_limits(dtype).min)
         array = np.where(array == 0, lowest, 0.0)
     return array.astype(dtype.numpy())
 

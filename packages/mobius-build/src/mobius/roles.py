@@ -36,8 +36,9 @@ class UnknownRoleError(MobiusError, ValueError):
 
     def __init__(self, what: str, name: object, known: Iterable[str]) -> None:
         """Say what was asked for (`what` is its kind) and what there is."""
-        message = f"Unknown {what} {name!r}. Supported: {sorted(known)}"
-        near = difflib.get_close_matches(str(name), known, n=1)
+        supported = sorted(known)
+        message = f"Unknown {what} {name!r}. Supported: {supported}"
+        near = difflib.get_close_matches(str(name), supported, n=1)
         super().__init__(f"{message}. Did you mean {near[0]!r}?" if near else message)
 
 
@@ -50,7 +51,7 @@ def parse_role(role: str) -> Role:
     try:
         return Role(role)
     except ValueError:
-        raise UnknownRoleError("model role", role, list(Role)) from None
+        raise UnknownRoleError("model role", role, map(str, Role)) from None
 
 
 def role_of(key: str) -> Role:

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import onnx_ir as ir
 
 from mobius.roles import Role
-from mobius_eps import NEWEST_OPSET, EpCapabilities
+from mobius_eps import EpCapabilities
+from mobius_eps.capabilities import NEWEST_OPSET
 
 
 class Phase(enum.Enum):

@@ -20,7 +20,15 @@ SLIDING_ATTENTION = "sliding_attention"
 ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
 _ROPE_ALIASES = {"su": "longrope"}
 NORM_TYPES = ("rms", "layer", "layer_no_bias", "layer_plain")
-LAYER_LAYOUTS = ("pre_norm", "post_norm", "sandwich", "parallel", "parallel_two_norms")
+LAYER_LAYOUTS = (
+    "pre_norm",
+    "post_norm",
+    "norm_after_add",
+    "sandwich",
+    "parallel",
+    "parallel_two_norms",
+)
+QK_NORMS = (None, "head", "each_head", "full")
 POSITION_EMBEDDINGS = ("rotary", "learned", "alibi", "none")
 _FLOAT_DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 
@@ -42,20 +50,26 @@ class ArchitectureConfig:
     Attributes:
         vocab_size: Rows of the embedding table and of the head.
         hidden_size: Width of the residual stream.
+        embedding_size: Width of the embedding table; `None` means `hidden_size`, and any other has
+            projections from and to the residual stream (OPT 350m).
         intermediate_size: Width of the feed-forward layer.
         num_hidden_layers: Number of decoder layers.
         num_attention_heads: Query heads.
         num_key_value_heads: Key and value heads; `None` means as many as query heads.
         head_dim: Width of a head; `None` means `hidden_size / num_attention_heads`.
         max_position_embeddings: Positions that the rotary tables cover.
-        hidden_act: Activation of the feed-forward layer, a key of `activations.ACTIVATIONS`.
+        hidden_act: Activation of the feed-forward layer, a key of `activations.ACTIVATIONS`, or
+            `"xielu"`, which has parameters (Apertus).
         mlp_gated: Feed-forward is `down(act(gate(x)) * up(x))` rather than `down(act(up(x)))`.
         rms_norm_eps: Epsilon of every norm.
         norm_type: `"rms"`, `"layer"` (LayerNorm with bias), `"layer_no_bias"`, or `"layer_plain"`
             (LayerNorm without parameters).
         layer_layout: Where the norms of a layer are, a key of `layers.decoder.LAYOUTS`:
-            `"pre_norm"` (Llama), `"post_norm"` (OLMo 2), `"sandwich"` (Gemma 2), `"parallel"`
-            (attention and feed-forward of one norm, GPT-J), `"parallel_two_norms"` (GPT-NeoX).
+            `"pre_norm"` (Llama), `"post_norm"` (OLMo 2), `"norm_after_add"` (OPT 350m),
+            `"sandwich"` (Gemma 2), `"parallel"` (attention and feed-forward of one norm, GPT-J),
+            `"parallel_two_norms"` (GPT-NeoX).
+        embedding_norm: The embedded tokens are normalised (Bloom).
+        final_norm: The states after the last layer are normalised.
         rope_theta: Base of the rotary frequencies; `None` means no rotary embedding.
         rope_scaling: HuggingFace rotary scaling parameters with a `rope_type`; `None` for none.
         partial_rotary_factor: Part of a head that rotates.
@@ -66,12 +80,21 @@ class ArchitectureConfig:
         position_embedding: `"rotary"`, `"learned"` (a table of positions added to the tokens',
             GPT-2), `"alibi"` (a slope for each head, Bloom) or `"none"`.
         position_offset: Row of a learned table that position 0 has (OPT).
+        alibi_bias_max: Exponent of two that the last slope has (MPT).
+        alibi_scale: Factor of the ALiBi bias (Falcon).
+        alibi_bfloat16: Positions, slopes and their products are rounded to bfloat16 (Falcon).
         rope_by_layer_type: Rotary parameters (`rope_theta` and scaling) of the layer types that
             differ from the fields above; `None` for a type without rotary embedding.
         rope_layers: Whether each layer rotates; `None` means that all do.
-        qk_norm: Norm of queries and keys: `"head"` (RMS over each head, Qwen3), `"full"` (RMS over
-            the whole projection, OLMo 2), or `None`.
+        qk_norm: Norm of queries and keys: `"head"` (over each head, Qwen3), `"each_head"` (the
+            same with weights for each head, StableLM), `"full"` (over the whole projection,
+            OLMo 2), or `None`.
+        qk_norm_type: Kind of that norm, as `norm_type`; with weights for each head it has to be
+            `"layer_no_bias"`.
         qk_norm_after_rotary: The norm comes after the rotary embedding (Hunyuan).
+        qkv_clip: Queries, keys and values are clipped to `[-c, c]` (MPT, OLMo).
+        query_temperature: `beta` and `length` of the factor `1 + beta * log(1 + floor(p / length))`
+            of the query at position `p` (Ministral 3).
         sliding_window: Tokens that a sliding layer's query sees, itself included.
         layer_types: `full_attention` or `sliding_attention` for each layer; `None` means that all
             layers slide if `sliding_window` is set, and none does otherwise.
@@ -99,12 +122,18 @@ class ArchitectureConfig:
     head_dim: int | None = None
     max_position_embeddings: int = 2048
     hidden_act: str = "silu"
+    embedding_size: int | None = None
     mlp_gated: bool = True
     rms_norm_eps: float = 1e-6
     norm_type: str = "rms"
     layer_layout: str = "pre_norm"
+    embedding_norm: bool = False
+    final_norm: bool = True
     position_embedding: str = "rotary"
     position_offset: int = 0
+    alibi_bias_max: float = 8.0
+    alibi_scale: float = 1.0
+    alibi_bfloat16: bool = False
     rope_theta: float | None = 10000.0
     rope_scaling: Mapping[str, Any] | None = None
     partial_rotary_factor: float = 1.0
@@ -115,7 +144,10 @@ class ArchitectureConfig:
     attention_output_bias: bool = False
     mlp_bias: bool = False
     qk_norm: str | None = None
+    qk_norm_type: str = "rms"
     qk_norm_after_rotary: bool = False
+    qkv_clip: float | None = None
+    query_temperature: tuple[float, int] | None = None
     sliding_window: int | None = None
     layer_types: tuple[str, ...] | None = None
     attn_logit_softcapping: float | None = None
@@ -139,16 +171,24 @@ class ArchitectureConfig:
             "max_position_embeddings",
         ):
             self._check_positive_int(field)
+        if self.embedding_size is None:
+            self._set("embedding_size", self.hidden_size)
+        self._check_positive_int("embedding_size")
         self._resolve_heads()
         self._resolve_rotary()
         self._resolve_layers()
-        self._check_choice("hidden_act", tuple(ACTIVATIONS))
+        self._check_choice("hidden_act", (*ACTIVATIONS, "xielu"))
         self._check_choice("norm_type", NORM_TYPES)
         self._check_choice("layer_layout", LAYER_LAYOUTS)
-        self._check_choice("qk_norm", (None, "head", "full"))
+        self._check_choice("qk_norm", QK_NORMS)
+        each = self.qk_norm == "each_head"
+        self._check_choice("qk_norm_type", ("layer_no_bias",) if each else NORM_TYPES)
         self._check_choice("dtype", _FLOAT_DTYPES)
         for field in (
             "rms_norm_eps",
+            "alibi_bias_max",
+            "alibi_scale",
+            "qkv_clip",
             "attn_logit_softcapping",
             "final_logit_softcapping",
             "attention_scale",
@@ -171,6 +211,12 @@ class ArchitectureConfig:
         """Width of a head."""
         assert self.head_dim is not None  # resolved in __post_init__
         return self.head_dim
+
+    @property
+    def embedding_width(self) -> int:
+        """Width of the embedding table."""
+        assert self.embedding_size is not None  # resolved in __post_init__
+        return self.embedding_size
 
     @property
     def rotary_dim(self) -> int:

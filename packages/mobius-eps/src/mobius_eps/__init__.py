@@ -1,7 +1,7 @@
 """What each ONNX execution provider can run, as data, and which one is being built for."""
 
 from mobius_eps.__about__ import __version__
-from mobius_eps.capabilities import NEWEST_OPSET, OLDEST_OPSET, EpCapabilities
+from mobius_eps.capabilities import EpCapabilities
 from mobius_eps.context import build_context, ep_capabilities, get_build_dtype
 from mobius_eps.errors import (
     EpPluginError,
@@ -14,8 +14,6 @@ from mobius_eps.lack import Lack
 from mobius_eps.registry import EpRegistry, ep_registry, get_ep, register_ep
 
 __all__ = [
-    "NEWEST_OPSET",
-    "OLDEST_OPSET",
     "EpCapabilities",
     "EpPluginError",
     "EpRegistrationError",

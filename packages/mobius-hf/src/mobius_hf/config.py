@@ -64,10 +64,12 @@ def checkpoint_dtype(raw: Mapping[str, Any], path: Path) -> ir.DataType:
 def require(raw: Mapping[str, Any], names: tuple[str, ...], model_type: str, path: Path) -> None:
     """Refuse a config that lacks one of `names`, although transformers has a default for it.
 
+    A field with two names has them in one string, with `|` between.
+
     Raises:
         CheckpointConfigError: naming the fields that are missing.
     """
-    missing = [name for name in names if raw.get(name) is None]
+    missing = [name for name in names if all(raw.get(either) is None for either in name.split("|"))]
     if missing:
         close = difflib.get_close_matches(missing[0], raw.keys() - names)
         hint = f" Did you mean {missing[0]!r} by {close[0]!r}?" if close else ""
@@ -154,6 +156,14 @@ class ConfigFields:
     def optional_integer(self, name: str) -> int | None:
         """Return the integer `name`, or `None`."""
         return None if self.value(name) is None else self.integer(name)
+
+    def first_integer(self, *names: str) -> int:
+        """Return the integer of the first of a field's `names` that has a value."""
+        values = [self.optional_integer(name) for name in names]
+        for value in values:
+            if value is not None:
+                return value
+        raise self.unfit(names[0], None, "an integer")
 
     def number(self, name: str) -> float:
         """Return the number `name`."""

@@ -44,7 +44,20 @@ _TRAINING = frozenset(
 
 _WHAT_A_CALL_RETURNS = frozenset({"output_attentions", "output_hidden_states", "return_dict"})
 
-_HEADS_OF_OTHER_TASKS = frozenset({"id2label", "label2id", "num_labels", "problem_type"})
+_HEADS_OF_OTHER_TASKS = frozenset(
+    {
+        "classifier_dropout",
+        "id2label",
+        "label2id",
+        "num_labels",
+        "problem_type",
+        "summary_activation",
+        "summary_first_dropout",
+        "summary_proj_to_labels",
+        "summary_type",
+        "summary_use_proj",
+    }
+)
 
 _GENERATION = frozenset(
     {

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from mobius_components.config import FULL_ATTENTION, SLIDING_ATTENTION
 from mobius_hf.config import ConfigFields
 
 DEFAULT_THETA = 10000.0
@@ -63,26 +64,48 @@ class Rope:
     partial_rotary_factor: float
 
 
-def read_rope(fields: ConfigFields, layer_types: Collection[str]) -> Rope:
+def read_rope(
+    fields: ConfigFields, layer_types: Collection[str], others: Collection[str] = ()
+) -> Rope:
     """Return the one rotary embedding that all layers share.
 
     Args:
         fields: The config.
         layer_types: The types of layer that occur, for parameters nested per layer type.
+        others: Parameters there that the family reads itself.
 
     Raises:
         CheckpointConfigError: if layers differ, the type is unknown, or a parameter is missing or
             not known.
     """
-    ropes = list(read_ropes(fields, layer_types).values())
+    ropes = list(read_ropes(fields, layer_types, others).values())
     if any(rope != ropes[0] for rope in ropes):
         name = "rope_parameters" if fields.value("rope_parameters") else "rope_scaling"
         raise fields.unfit(name, fields.value(name), "the same rotary embedding for every layer")
     return ropes[0]
 
 
-def read_ropes(fields: ConfigFields, layer_types: Collection[str]) -> dict[str, Rope]:
-    """Return the rotary embedding of each of `layer_types`.
+def sliding_beside_full(ropes: Mapping[str, Rope]) -> dict[str, Any]:
+    """Return the arguments of a config whose sliding layers rotate in their own way.
+
+    Args:
+        ropes: Rotary embedding of the types of layer that occur.
+    """
+    full = ropes.get(FULL_ATTENTION) or ropes[SLIDING_ATTENTION]
+    sliding = ropes.get(SLIDING_ATTENTION, full)
+    return {
+        "rope_theta": full.theta,
+        "rope_scaling": full.scaling,
+        "rope_by_layer_type": {
+            SLIDING_ATTENTION: {"rope_theta": sliding.theta, **(sliding.scaling or {})}
+        },
+    }
+
+
+def read_ropes(
+    fields: ConfigFields, layer_types: Collection[str], others: Collection[str] = ()
+) -> dict[str, Rope]:
+    """Return the rotary embedding of each of `layer_types`; `others` as for `read_rope`.
 
     Raises:
         CheckpointConfigError: if a type is unknown, or a parameter is missing or not known.
@@ -101,6 +124,7 @@ def read_ropes(fields: ConfigFields, layer_types: Collection[str]) -> dict[str, 
         **_without_none(beside),
         **_without_none(shared),
     }
+    parameters = {key: value for key, value in parameters.items() if key not in others}
     return {
         layer_type: _read_one(fields, name, {**common, **_without_none(one)})
         for layer_type, one in _per_layer_type(fields, name, parameters, layer_types).items()

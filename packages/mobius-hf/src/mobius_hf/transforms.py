@@ -71,6 +71,23 @@ class PlusOne(Transform):
 
 
 @dataclasses.dataclass(frozen=True)
+class Softplus(Transform):
+    """A parameter that is stored as what softplus makes positive. Source: `XIELUActivation`."""
+
+    def apply(
+        self, match: re.Match[str], tensor: ir.TensorProtocol, config: ArchitectureConfig
+    ) -> Iterator[Named]:
+        """Yield the positive parameter under its own name."""
+        del config
+
+        def evaluate() -> ir.TensorProtocol:
+            return ir.tensor(np.logaddexp(tensor.numpy().astype(np.float32), np.float32(0)))
+
+        shape = ir.Shape(tensor.shape.numpy())
+        yield match.string, ir.LazyTensor(evaluate, ir.DataType.FLOAT, shape, name=match.string)
+
+
+@dataclasses.dataclass(frozen=True)
 class Split(Transform):
     """Several parameters stored as one, one after the other along the first axis.
 
@@ -127,6 +144,33 @@ class SplitGroups(Transform):
             every = (slice(None),) * len(rest)
             part = Slice(grouped, (slice(None), slice(start, stop), *every))
             flat = Reshape(part, (groups * (stop - start), *rest))
+            yield match.expand(name), DerivedTensor(flat, match.expand(name))
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitShards(Transform):
+    """Query, value and key of each of four shards, one after the other.
+
+    Source: `transformers` `CodeGenAttention`.
+
+    Attributes:
+        into: Names of query, value and key.
+    """
+
+    into: tuple[str, str, str]
+
+    def apply(
+        self, match: re.Match[str], tensor: ir.TensorProtocol, config: ArchitectureConfig
+    ) -> Iterator[Named]:
+        """Yield query, value and key."""
+        source, width = leaf(tensor), config.hidden_size
+        _check_length(match.string, source, 3 * width)
+        shards, part = 4, width // 4
+        grouped = Reshape(source, (shards, 3 * part, *source.shape[1:]))
+        every = (slice(None),) * (len(source.shape) - 1)
+        for index, name in enumerate(self.into):
+            rows = slice(index * part, (index + 1) * part)
+            flat = Reshape(Slice(grouped, (slice(None), rows, *every)), (width, *source.shape[1:]))
             yield match.expand(name), DerivedTensor(flat, match.expand(name))
 
 

@@ -18,11 +18,16 @@ from mobius_ir_rules.__about__ import __version__
 from mobius_ir_rules.attention_mask import MaskDescription, describe_mask
 from mobius_ir_rules.functions import FUNCTIONS
 from mobius_ir_rules.functions.attach import AttachFunctions
+from mobius_ir_rules.fusion.attention import attention_rules
 from mobius_ir_rules.fusion.bias_gelu import bias_gelu_rules
 from mobius_ir_rules.fusion.fused_mat_mul import fused_matmul_rules
 from mobius_ir_rules.fusion.gelu import gelu_rules
 from mobius_ir_rules.fusion.group_query_attention import group_query_attention_rules
+from mobius_ir_rules.fusion.layer_normalization import layer_normalization_rules
 from mobius_ir_rules.fusion.pack_qkv import pack_qkv_rules
+from mobius_ir_rules.fusion.rms_normalization import rms_normalization_rules
+from mobius_ir_rules.fusion.rotary_embedding import rotary_embedding_rules
+from mobius_ir_rules.fusion.silu import quick_gelu_rules
 from mobius_ir_rules.fusion.skip_layer_norm import skip_layer_norm_rules
 from mobius_ir_rules.fusion.skip_norm import skip_norm_rules
 from mobius_ir_rules.lazy import DerivedTensor
@@ -43,15 +48,20 @@ __all__ = [
     "RefusedError",
     "Rule",
     "__version__",
+    "attention_rules",
     "attention_to_primitives_rules",
     "bias_gelu_rules",
     "describe_mask",
     "fused_matmul_rules",
     "gelu_rules",
     "group_query_attention_rules",
+    "layer_normalization_rules",
     "pack_qkv_rules",
+    "quick_gelu_rules",
     "refusals",
     "refuse",
+    "rms_normalization_rules",
+    "rotary_embedding_rules",
     "separate_rope_rules",
     "skip_layer_norm_rules",
     "skip_norm_rules",

@@ -125,9 +125,7 @@ def _node(shape: tuple[int | None, ...], **attributes: Any) -> ir.Node:
         ),
     ],
 )
-def test_refusals(
-    shape: tuple[int | None, ...], attributes: dict[str, Any], reason: str
-) -> None:
+def test_refusals(shape: tuple[int | None, ...], attributes: dict[str, Any], reason: str) -> None:
     """What the body would not compute has no body."""
     with pytest.raises(RefusedError) as refused:
         CAUSAL_CONV_WITH_STATE_BODY.for_call(_node(shape, **attributes), 24)

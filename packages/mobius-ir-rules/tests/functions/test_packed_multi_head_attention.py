@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ LENGTHS = [(0, 1, 3, 8), (0, 5), (0, 2, 2, 5)]
 def _attend(query: Array, key: Array, value: Array, bounds: tuple[int, ...], scale: float) -> Array:
     """Attention of each sequence alone, float64; everything is `[tokens, heads, size]`."""
     result = np.zeros(value.shape)
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in itertools.pairwise(bounds):
         q, k, v = (x[start:end].astype(np.float64) for x in (query, key, value))
         weights = np.exp(scale * np.einsum("qnd,knd->nqk", q, k))
         weights /= weights.sum(-1, keepdims=True)
@@ -90,7 +91,7 @@ def test_block_diagonal_mask(
     """C103: true within each sequence only; from tokens with and without a batch axis."""
     tokens = bounds[-1]
     expected = np.zeros((tokens, tokens), bool)
-    for start, end in zip(bounds[:-1], bounds[1:], strict=True):
+    for start, end in itertools.pairwise(bounds):
         expected[start:end, start:end] = True
     hidden = np.zeros((*shape[:-1], tokens, shape[-1]), np.float32)
     results = run_body(

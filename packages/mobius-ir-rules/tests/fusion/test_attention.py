@@ -53,13 +53,14 @@ def graph(
     kv_heads: int = 4,
     opset: int = 24,
     numbers: str = "float half = {0.5}, float cap = {3}, float nothing = {0}, float low32 = "
-    "{-3.4e38}",
+    "{-3.4028234663852886e38}",
     query: str = "B,4,S,8",
+    result: str = "",
     outputs: str = "",
 ) -> Callable[[], ir.Model]:
     text = f"""<ir_version: 10, opset_import: ["": {opset}]>
         g ({dtype}[{query}] q, {dtype}[B,{kv_heads},T,8] k, {dtype}[B,{kv_heads},T,8] v, {mask})
-        => ({dtype}[{query}] y{outputs})
+        => ({dtype}[{result or query}] y{outputs})
         <{numbers}, int64[1] zero = {{0}}, int64[1] one = {{1}}, int64[1] two = {{2}},
          int64[1] three = {{3}}, int64[1] eight = {{8}}, int64[1] m1 = {{-1}}, int64[1] m2 = {{-2}},
          int64[1] end = {{9223372036854775807}}, int64[1] low = {{-9223372036854775808}}>
@@ -208,6 +209,37 @@ REFUSALS = [
         "weights are used elsewhere",
         graph(f"{PLAIN}  {LAST}", outputs=", float[B,4,S,T] w"),
         f"The attention weights that {END} reads are used elsewhere; it must be their only use.",
+    ),
+    refused(
+        "softmax in float64",
+        graph(
+            f"{PLAIN}  f = Cast<to: int = 11>(z)  [soft] p = Softmax<axis: int = -1>(f)  "
+            "w = Cast<to: int = 1>(p)  [end] y = MatMul(w, v)"
+        ),
+        "Softmax (node 'soft') is computed in DOUBLE between Casts; FLOAT is needed.",
+    ),
+    refused(
+        "query is 3-D",
+        graph(
+            "kt = Transpose<perm: ints = [0, 1, 3, 2]>(k)  x = MatMul(q, kt)  z = Add(x, mask)  "
+            f"{LAST}",
+            query="4,S,8",
+            mask="float[B,4,S,T] mask",
+            result="B,4,S,8",
+        ),
+        f"Query, key and value of {OF_END} have the ranks 3, 4, 4; 4 is needed, [batch, heads, "
+        "length, size].",
+    ),
+    refused(
+        "types differ",
+        graph(
+            f"{PLAIN}  {LAST}".replace("half", "half64"),
+            dtype="double",
+            mask="double[B,1,S,T] mask",
+            numbers="double half64 = {0.5}",
+        ),
+        f"Query, key and value of {OF_END} have the types DOUBLE, DOUBLE, DOUBLE; one of FLOAT, "
+        "FLOAT16 and BFLOAT16 is needed.",
     ),
     refused(
         "softmax over the heads",

@@ -23,6 +23,8 @@ MASKS = {
     "float[1, 1, S, T] mask": RANDOM.standard_normal((1, 1, 3, 7)).astype(np.float32),
     "float[4, S, T] mask": RANDOM.standard_normal((4, 3, 7)).astype(np.float32),
     "bool[1, S, T] mask": RANDOM.random((1, 3, 7)) < 0.6,
+    "bool[B, N, M, T] mask": RANDOM.random((2, 1, 3, 7)) < 0.6,
+    "float[1, 1, M, T] mask": RANDOM.standard_normal((1, 1, 3, 7)).astype(np.float32),
 }
 # A row of nothing but minus infinity, and one that is so where causality leaves it.
 INFINITE = np.array([[-np.inf] * 7, [-np.inf] * 6 + [0.0], [0.5] * 3 + [-np.inf] * 4], np.float32)
@@ -159,6 +161,41 @@ def test_reference_evaluator(name):
     )
     for old, new in zip(before, after, strict=True):
         np.testing.assert_allclose(new, old, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("mask", ["bool[1, T] mask", "bool[B, 1, 1, T] mask", "float[1, T] mask"])
+def test_one_row_for_all_queries(mask):
+    """A mask of padding only. ONNX Runtime refuses it, the reference evaluator broadcasts it."""
+    build = graph(mask)
+    shape = [
+        {"B": 2, "T": 7}.get(size, 1)
+        for size in mask[mask.index("[") + 1 :].split("]")[0].split(", ")
+    ]
+    values = RANDOM.random(shape) < 0.7 if "bool" in mask else RANDOM.random(shape, np.float32)
+    feeds = random_inputs(build(), DIMS, {"mask": values})
+    model = build()
+    assert CONFORMANCE.apply(model) == 1
+    before, after = (
+        onnx.reference.ReferenceEvaluator(ir.to_proto(m)).run(None, feeds)[0]
+        for m in (build(), model)
+    )
+    np.testing.assert_allclose(after, before, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "reshapes"),
+    [("bool[B, 1, S, T] mask", 0), ("causal", 0), ("cache", 0), ("bool[B, N, M, T] mask", 2)],
+)
+def test_scores_keep_their_shape_where_heads_share_the_mask(name, reshapes):
+    """Some runtimes cannot infer a -1 before a copied size from symbolic ones."""
+    model = CASES[name]()
+    assert CONFORMANCE.apply(model) == 1
+    targets = [
+        node.inputs[1].producer().attributes["value"].as_tensor().numpy().tolist()
+        for node in model.graph
+        if node.op_type == "Reshape"
+    ]
+    assert sum(target[-2:] == [-1, 0] for target in targets) == reshapes
 
 
 def test_one_head_for_each_query_head_needs_no_grouping():

@@ -99,7 +99,7 @@ def _stages(report: OptimizationReport) -> RenderableType:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("Net change")
     for stage in report.stages:
-        quiet = not stage.deltas and not stage.applications
+        quiet = not (stage.deltas or stage.applications or stage.refusals)
         table.add_row(
             stage.phase.value,
             stage.name,

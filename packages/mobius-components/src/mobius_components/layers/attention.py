@@ -10,7 +10,7 @@ from onnxscript import OpBuilder, nn
 
 from mobius_components.config import ArchitectureConfig
 from mobius_components.layers.linear import Linear
-from mobius_components.layers.norm import RMSNorm
+from mobius_components.layers.norm import EachHeadNorm, make_norm
 from mobius_components.layers.rotary import Rotation
 
 
@@ -63,9 +63,14 @@ class Attention(nn.Module):
         query = self.q_proj(op, hidden_states)
         key = self.k_proj(op, hidden_states)
         value = self.v_proj(op, hidden_states)
+        if config.qkv_clip is not None:
+            low, high = -config.qkv_clip, config.qkv_clip
+            query, key, value = (op.Clip(each, low, high) for each in (query, key, value))
         if not config.qk_norm_after_rotary:
             query, key = self._norm(op, query, key)
         if rotation is not None:
+            if rotation.temperature is not None:
+                query = op.Mul(query, rotation.temperature)
             query = rotation(op, query, config.num_attention_heads, size)
             key = rotation(op, key, config.kv_heads, size)
         if config.qk_norm_after_rotary:
@@ -97,11 +102,13 @@ class Attention(nn.Module):
         )
 
 
-def _make_qk_norm(config: ArchitectureConfig, heads: int) -> RMSNorm | None:
+def _make_qk_norm(config: ArchitectureConfig, heads: int) -> nn.Module | None:
     if config.qk_norm is None:
         return None
+    if config.qk_norm == "each_head":
+        return EachHeadNorm(heads, config.head_size, config.rms_norm_eps)
     width = config.head_size * (heads if config.qk_norm == "full" else 1)
-    return RMSNorm(width, config.rms_norm_eps)
+    return make_norm(config.qk_norm_type, width, config.rms_norm_eps)
 
 
 def _norm_heads(

@@ -78,6 +78,25 @@ class PostNormLayer(DecoderLayer):
         return self._add(op, hidden_states, fed), present
 
 
+class NormAfterAddLayer(DecoderLayer):
+    """Norms of the stream after each addition. Source: `transformers` `OPTDecoderLayer`."""
+
+    def forward(
+        self,
+        op: OpBuilder,
+        hidden_states: ir.Value,
+        mask: ir.Value,
+        rotation: Rotation | None,
+        past: KeyValue,
+    ) -> tuple[Any, KeyValue]:
+        """Return the residual stream after this layer, and the grown cache."""
+        attended, present = self.self_attn(op, hidden_states, mask, rotation, past)
+        added = self._add(op, hidden_states, attended)
+        hidden_states = self._apply("input_layernorm", op, added)
+        added = self._add(op, hidden_states, self.mlp(op, hidden_states))
+        return self._apply("post_attention_layernorm", op, added), present
+
+
 class SandwichLayer(DecoderLayer):
     """Norms before and after each part. Source: `transformers` `Gemma2DecoderLayer`."""
 
@@ -138,6 +157,7 @@ LAYOUTS: Mapping[str, type[DecoderLayer]] = MappingProxyType(
     {
         "pre_norm": DecoderLayer,
         "post_norm": PostNormLayer,
+        "norm_after_add": NormAfterAddLayer,
         "sandwich": SandwichLayer,
         "parallel": ParallelLayer,
         "parallel_two_norms": ParallelTwoNormsLayer,

@@ -38,7 +38,16 @@ def decoder_mask(
     return mask
 
 
-def alibi_bias(op: OpBuilder, attention_mask: ir.Value, num_heads: int, dtype: ir.DataType) -> Any:
+def alibi_bias(
+    op: OpBuilder,
+    attention_mask: ir.Value,
+    num_heads: int,
+    dtype: ir.DataType,
+    *,
+    bias_max: float = 8.0,
+    scale: float = 1.0,
+    bfloat16: bool = False,
+) -> Any:
     """Return what ALiBi adds to the scores, `[B, heads, 1, T]` of `dtype`.
 
     Each head adds its slope times the key's index among the real tokens of its row; softmax makes
@@ -50,11 +59,33 @@ def alibi_bias(op: OpBuilder, attention_mask: ir.Value, num_heads: int, dtype: i
         attention_mask: int64 `[B, T]`.
         num_heads: Query heads.
         dtype: Element type of the scores.
+        bias_max: Exponent of two that the last slope has.
+        scale: Factor of the bias.
+        bfloat16: Slopes, positions and their products are rounded to bfloat16, as `transformers`
+            does for Falcon (`build_alibi_tensor` of `modeling_falcon`), which was trained so.
     """
-    slopes = np.asarray(alibi_slopes(num_heads), np.float32).reshape(1, num_heads, 1, 1)
+    slopes = np.asarray(alibi_slopes(num_heads, bias_max), np.float32).reshape(1, num_heads, 1, 1)
     index = op.Sub(op.CumSum(attention_mask, 1), 1)
     position = op.Cast(op.Unsqueeze(index, [1, 2]), to=ir.DataType.FLOAT)
-    return op.Cast(op.Mul(position, op.initializer(ir.tensor(slopes), name="slopes")), to=dtype)
+    if bfloat16:
+        slopes = slopes.astype(ir.DataType.BFLOAT16.numpy()).astype(np.float32)
+        position = _round_to_bfloat16(op, position)
+    bias = op.Mul(position, op.initializer(ir.tensor(slopes), name="slopes"))
+    if bfloat16:
+        bias = _round_to_bfloat16(op, bias)
+    if scale != 1.0:
+        bias = op.Mul(bias, scale)
+    return op.Cast(bias, to=dtype)
+
+
+def _round_to_bfloat16(op: OpBuilder, x: ir.Value) -> Any:
+    """Return float32 `x` rounded to the 8 bits of a bfloat16's significand, still float32.
+
+    Source: T. J. Dekker, A floating-point technique for extending the available precision, 1971.
+    A Cast there and back would need kernels that few execution providers have.
+    """
+    split = op.Mul(x, 65537.0)
+    return op.Sub(split, op.Sub(split, x))
 
 
 def additive_mask(op: OpBuilder, mask: ir.Value, bias: ir.Value, dtype: ir.DataType) -> Any:
@@ -62,9 +93,9 @@ def additive_mask(op: OpBuilder, mask: ir.Value, bias: ir.Value, dtype: ir.DataT
     return op.Where(mask, bias, float(dtype.min))
 
 
-def alibi_slopes(num_heads: int) -> list[float]:
+def alibi_slopes(num_heads: int, bias_max: float = 8.0) -> list[float]:
     """Return the slope of each head: powers of two, and every other one of the next power."""
     closest = 2 ** math.floor(math.log2(num_heads))
-    slopes = [2.0 ** (-8.0 * (i + 1) / closest) for i in range(closest)]
-    more = [2.0 ** (-4.0 * (2 * i + 1) / closest) for i in range(num_heads - closest)]
+    slopes = [2.0 ** (-bias_max * (i + 1) / closest) for i in range(closest)]
+    more = [2.0 ** (-bias_max * (i + 0.5) / closest) for i in range(num_heads - closest)]
     return slopes + more

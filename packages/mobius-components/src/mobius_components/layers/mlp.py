@@ -10,6 +10,34 @@ from onnxscript import OpBuilder, nn
 from mobius_components.activations import ACTIVATIONS
 from mobius_components.config import ArchitectureConfig
 from mobius_components.layers.linear import Linear
+from mobius_components.parameter import Parameter
+
+
+class XIELU(nn.Module):
+    """xIELU: a parabola above zero, an exponential below, both with trained curvature.
+
+    Source: https://arxiv.org/abs/2411.13010, `transformers` `XIELUActivation`, whose checkpoints
+    store the two curvatures before softplus; here they are what softplus makes of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.alpha_p = Parameter([1])
+        self.alpha_n = Parameter([1])
+        self.beta = Parameter([])
+        self.eps = Parameter([])
+
+    def forward(self, op: OpBuilder, x: ir.Value) -> Any:
+        """Return `x` activated."""
+        above = op.Mul(op.Mul(x, x), self.alpha_p)
+        curve = op.Sub(op.Sub(op.Exp(op.Min(x, self.eps)), 1.0), x)
+        below = op.Mul(curve, op.Add(self.alpha_n, self.beta))
+        return op.Add(op.Where(op.Greater(x, 0.0), above, below), op.Mul(x, self.beta))
+
+
+def _make_activation(config: ArchitectureConfig) -> Any:
+    """Return what maps a builder and a value to the activated value."""
+    return XIELU() if config.hidden_act == "xielu" else ACTIVATIONS[config.hidden_act]
 
 
 class GatedMLP(nn.Module):
@@ -21,11 +49,13 @@ class GatedMLP(nn.Module):
         self.gate_proj = Linear(width, inner, bias=bias)
         self.up_proj = Linear(width, inner, bias=bias)
         self.down_proj = Linear(inner, width, bias=bias)
-        self._act = ACTIVATIONS[config.hidden_act]
+        self.act_fn = _make_activation(config)
 
     def forward(self, op: OpBuilder, x: ir.Value) -> Any:
         """Return the feed-forward output of `x`."""
-        return self.down_proj(op, op.Mul(self._act(op, self.gate_proj(op, x)), self.up_proj(op, x)))
+        return self.down_proj(
+            op, op.Mul(self.act_fn(op, self.gate_proj(op, x)), self.up_proj(op, x))
+        )
 
 
 class MLP(nn.Module):
@@ -36,11 +66,11 @@ class MLP(nn.Module):
         width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
         self.up_proj = Linear(width, inner, bias=bias)
         self.down_proj = Linear(inner, width, bias=bias)
-        self._act = ACTIVATIONS[config.hidden_act]
+        self.act_fn = _make_activation(config)
 
     def forward(self, op: OpBuilder, x: ir.Value) -> Any:
         """Return the feed-forward output of `x`."""
-        return self.down_proj(op, self._act(op, self.up_proj(op, x)))
+        return self.down_proj(op, self.act_fn(op, self.up_proj(op, x)))
 
 
 def make_mlp(config: ArchitectureConfig) -> nn.Module:

@@ -55,6 +55,22 @@ class LayerNorm(nn.Module):
         return op.LayerNormalization(*inputs, axis=-1, epsilon=self._eps, stash_type=_STASH_FLOAT32)
 
 
+class EachHeadNorm(nn.Module):
+    """`LayerNorm` without bias of each head, `[B, S, heads, size]`, with weights for each.
+
+    Source: `transformers` `CohereLayerNorm`, `StableLmLayerNormPerHead`.
+    """
+
+    def __init__(self, heads: int, size: int, eps: float) -> None:
+        super().__init__()
+        self.weight = Parameter([heads, size])
+        self._plain = LayerNorm(size, eps, weight=False)
+
+    def forward(self, op: OpBuilder, x: ir.Value) -> Any:
+        """Return `x` normalised."""
+        return op.Mul(self._plain(op, x), self.weight)
+
+
 def make_norm(norm_type: str, size: int, eps: float) -> nn.Module:
     """Return the norm that `ArchitectureConfig.norm_type` names."""
     if norm_type == "rms":

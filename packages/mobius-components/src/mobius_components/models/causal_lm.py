@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from mobius_components.layers.embedding import Embedding
 from mobius_components.layers.linear import Linear
 from mobius_components.layers.masks import additive_mask, alibi_bias, decoder_mask
 from mobius_components.layers.norm import make_norm
-from mobius_components.layers.rotary import RotaryEmbedding, Rotation
+from mobius_components.layers.rotary import RotaryEmbedding, Rotation, query_temperature
 from mobius_components.rotary_tables import RotaryParameters
 
 
@@ -27,14 +28,22 @@ class DecoderModel(nn.Module):
 
     def __init__(self, config: ArchitectureConfig) -> None:
         super().__init__()
-        self.embed_tokens = Embedding(config.vocab_size, config.hidden_size)
+        width, hidden = config.embedding_width, config.hidden_size
+        self.embed_tokens = Embedding(config.vocab_size, width)
+        self.project_in = None if width == hidden else Linear(width, hidden)
+        self.project_out = None if width == hidden else Linear(hidden, width)
         learned = config.position_embedding == "learned"
         rows = config.max_position_embeddings + config.position_offset
         self.embed_positions = Embedding(rows, config.hidden_size) if learned else None
+        self.embed_norm = self._make_norm(config) if config.embedding_norm else None
         layer = LAYOUTS[config.layer_layout]
         self.layers = nn.ModuleList([layer(config) for _ in range(config.num_hidden_layers)])
-        self.norm = make_norm(config.norm_type, config.hidden_size, config.rms_norm_eps)
+        self.norm = self._make_norm(config) if config.final_norm else None
         self._config = config
+
+    @staticmethod
+    def _make_norm(config: ArchitectureConfig) -> nn.Module:
+        return make_norm(config.norm_type, config.hidden_size, config.rms_norm_eps)
 
     def forward(
         self,
@@ -54,7 +63,11 @@ class DecoderModel(nn.Module):
         ):
             hidden_states, layer_present = layer(op, hidden_states, mask, rotation, layer_past)
             present.append(layer_present)
-        return self.norm(op, hidden_states), present
+        if self.norm is not None:
+            hidden_states = self.norm(op, hidden_states)
+        if self.project_out is not None:
+            hidden_states = self.project_out(op, hidden_states)
+        return hidden_states, present
 
     @property
     def _dtype(self) -> ir.DataType:
@@ -66,12 +79,16 @@ class DecoderModel(nn.Module):
     def _embed(self, op: OpBuilder, input_ids: ir.Value, position_ids: ir.Value) -> ir.Value:
         config = self._config
         hidden_states: ir.Value = self.embed_tokens(op, input_ids)
+        if self.project_in is not None:
+            hidden_states = self.project_in(op, hidden_states)
         if config.embedding_multiplier is not None:
             hidden_states = op.Mul(hidden_states, config.embedding_multiplier)
         if self.embed_positions is not None:
             if config.position_offset:
                 position_ids = op.Add(position_ids, config.position_offset)
             hidden_states = op.Add(hidden_states, self.embed_positions(op, position_ids))
+        if self.embed_norm is not None:
+            hidden_states = self.embed_norm(op, hidden_states)
         return hidden_states
 
     def _masks(
@@ -85,7 +102,15 @@ class DecoderModel(nn.Module):
             for window in dict.fromkeys(windows)
         }
         if config.position_embedding == "alibi":
-            bias = alibi_bias(op, attention_mask, config.num_attention_heads, self._dtype)
+            bias = alibi_bias(
+                op,
+                attention_mask,
+                config.num_attention_heads,
+                self._dtype,
+                bias_max=config.alibi_bias_max,
+                scale=config.alibi_scale,
+                bfloat16=config.alibi_bfloat16,
+            )
             masks = {
                 window: additive_mask(op, mask, bias, self._dtype) for window, mask in masks.items()
             }
@@ -97,13 +122,17 @@ class DecoderModel(nn.Module):
         dtype = self._dtype
         made: list[tuple[RotaryParameters, Rotation]] = []
         rotations: list[Rotation | None] = []
+        temperature = None
+        if config.query_temperature is not None:
+            temperature = query_temperature(op, position_ids, *config.query_temperature, dtype)
         for index in range(config.num_hidden_layers):
             parameters = config.rope(index)
             known = [rotation for other, rotation in made if other == parameters]
             if parameters is not None and not known:
                 name = f"rotary_emb.{len(made)}" if made else "rotary_emb"
                 module = RotaryEmbedding(parameters, name, interleaved=config.rope_interleaved)
-                known = [module(op, position_ids, dtype)]
+                rotation = module(op, position_ids, dtype)
+                known = [dataclasses.replace(rotation, temperature=temperature)]
                 made.append((parameters, known[0]))
             rotations.append(known[0] if known else None)
         return rotations
@@ -122,7 +151,7 @@ class CausalLMModel(nn.Module):
         self.lm_head = (
             None
             if config.tie_word_embeddings
-            else Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias)
+            else Linear(config.embedding_width, config.vocab_size, bias=config.lm_head_bias)
         )
 
     def forward(

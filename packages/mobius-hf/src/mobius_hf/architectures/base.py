@@ -31,7 +31,8 @@ class Architecture(abc.ABC):
     Attributes:
         model_type: As `config.json` has it.
         task: Key of `mobius.tasks.TASKS`.
-        required: Fields that a file must have, although transformers has a default for them.
+        required: Fields that a file must have, although transformers has a default for them; `|`
+            stands between the names that one may have.
         defaults: Values of fields that a file may leave out, where transformers is not asked.
         irrelevant: Fields that do not change what this family computes.
         fixed: Fields with the only value that this family can be built for.

@@ -20,17 +20,20 @@ class Cohere(DecoderArchitecture):
         "layer_norm_eps": 1e-5,
         "logit_scale": 0.0625,
         "attention_bias": False,
+        "use_qk_norm": False,
         "tie_word_embeddings": True,
     }
-    fixed: ClassVar[Mapping[str, object]] = {"use_qk_norm": False}
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the shared arguments, the layout and the scale of the logits."""
         attention_bias = fields.flag("attention_bias")
+        qk_norm = "each_head" if fields.value("use_qk_norm") else None
         return super().arguments(fields) | {
             "norm_type": "layer_no_bias",
             "layer_layout": "parallel",
             "rope_interleaved": True,
+            "qk_norm": qk_norm,
+            "qk_norm_type": "layer_no_bias",
             "attention_bias": attention_bias,
             "attention_output_bias": attention_bias,
             "logits_scaling": 1.0 / fields.number("logit_scale"),

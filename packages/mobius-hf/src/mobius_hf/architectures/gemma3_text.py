@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mobius_components.config import FULL_ATTENTION, SLIDING_ATTENTION
 from mobius_hf.architectures.gemma2 import Gemma2
 from mobius_hf.config import ConfigFields
-from mobius_hf.rope import read_ropes
+from mobius_hf.rope import read_ropes, sliding_beside_full
 from mobius_hf.windows import Windows
 
 
@@ -27,16 +26,7 @@ class Gemma3Text(Gemma2):
 
     def rotary(self, fields: ConfigFields, windows: Windows) -> dict[str, Any]:
         """Return the rotary embedding of full layers, and that of sliding ones."""
-        ropes = read_ropes(fields, set(windows.layer_types))
-        full = ropes.get(FULL_ATTENTION) or ropes[SLIDING_ATTENTION]
-        sliding = ropes.get(SLIDING_ATTENTION, full)
-        return {
-            "rope_theta": full.theta,
-            "rope_scaling": full.scaling,
-            "rope_by_layer_type": {
-                SLIDING_ATTENTION: {"rope_theta": sliding.theta, **(sliding.scaling or {})}
-            },
-        }
+        return sliding_beside_full(read_ropes(fields, set(windows.layer_types)))
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the arguments of Gemma 2 and the norms."""

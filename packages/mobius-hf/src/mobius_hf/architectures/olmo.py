@@ -10,7 +10,7 @@ from mobius_hf.config import ConfigFields
 
 
 class Olmo(DecoderArchitecture):
-    """Layer norms without parameters."""
+    """Layer norms without parameters; queries, keys and values may be clipped."""
 
     model_type = "olmo"
     epsilon_field = None
@@ -21,11 +21,12 @@ class Olmo(DecoderArchitecture):
     }
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
-        """Return the shared arguments, the norms and the biases."""
+        """Return the shared arguments, the norms, the clip and the biases."""
         attention_bias = fields.flag("attention_bias")
         return super().arguments(fields) | {
             "norm_type": "layer_plain",
             "rms_norm_eps": 1e-5,
+            "qkv_clip": fields.value("clip_qkv"),
             "attention_bias": attention_bias,
             "attention_output_bias": attention_bias,
         }

@@ -21,9 +21,10 @@ class Phi(DecoderArchitecture):
         "max_position_embeddings": 2048,
         "layer_norm_eps": 1e-5,
         "partial_rotary_factor": 0.5,
+        "qk_layernorm": False,
     }
-    fixed: ClassVar[Mapping[str, object]] = {"qk_layernorm": False}
     renames = (
+        (r"^(?:model\.)?(layers\.\d+\.self_attn)\.([qk])_layernorm\.", r"model.\1.\2_norm."),
         (r"^(?:model\.)?(layers\.\d+\.self_attn)\.dense\.", r"model.\1.o_proj."),
         (r"^(?:model\.)?(layers\.\d+\.mlp)\.fc1\.", r"model.\1.up_proj."),
         (r"^(?:model\.)?(layers\.\d+\.mlp)\.fc2\.", r"model.\1.down_proj."),
@@ -32,7 +33,7 @@ class Phi(DecoderArchitecture):
     )
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
-        """Return the shared arguments, the layout and the biases."""
+        """Return the shared arguments, the layout, the norms and the biases."""
         return super().arguments(fields) | {
             "norm_type": "layer",
             "layer_layout": "parallel",
@@ -41,6 +42,8 @@ class Phi(DecoderArchitecture):
             "attention_output_bias": True,
             "mlp_bias": True,
             "lm_head_bias": True,
+            "qk_norm": "head" if fields.flag("qk_layernorm") else None,
+            "qk_norm_type": "layer",
         }
 
 

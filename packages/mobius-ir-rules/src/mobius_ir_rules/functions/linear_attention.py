@@ -151,22 +151,7 @@ def _attend(
     op: OpBuilder, form: LinearAttentionForm, inputs: Mapping[str, ir.Value]
 ) -> tuple[Any, Any]:
     """Return the output `[B, T, heads * dv]` and the last state, both float32."""
-    tokens: dict[str, Any] = {
-        name: _token_major(op, inputs[name], form.q_heads if name == "query" else form.kv_heads)
-        for name in ("query", "key", "value", "decay")
-        if name in form.given
-    }
-    if "beta" in form.given:
-        # One for all heads, or one a head.
-        beta = op.Cast(op.Transpose(inputs["beta"], perm=[1, 0, 2]), to=ir.DataType.FLOAT)
-        tokens["beta"] = op.Unsqueeze(beta, _ints(op, 3))
-    tokens["query"] = _group_queries(op, form, tokens["query"])
-    if "past_state" in form.given:
-        state = op.Cast(inputs["past_state"], to=ir.DataType.FLOAT)
-    else:
-        sizes = [op.Shape(tokens[name], start=3, end=4) for name in ("key", "value")]
-        shape = op.Concat(op.Shape(tokens["key"], start=1, end=3), *sizes, axis=0)
-        state = op.Expand(_float(op, 0.0), shape)
+    tokens, state = _prepare(op, form, inputs)
     if form.single:
         step = {name: op.Squeeze(value, _ints(op, 0)) for name, value in tokens.items()}
         state, attended = _update(op, step, state)
@@ -179,6 +164,35 @@ def _attend(
     # [T, B, kv_heads, group, dv] -> [B, T, heads * dv]
     flat = op.Reshape(op.Transpose(stacked, perm=[1, 0, 2, 3, 4]), _ints(op, 0, 0, -1))
     return flat, state
+
+
+def _prepare(
+    op: OpBuilder, form: LinearAttentionForm, inputs: Mapping[str, ir.Value]
+) -> tuple[dict[str, Any], Any]:
+    """Return what each token brings, tokens first and ready for `_update`; and the first state."""
+    rows, columns = _ints(op, 3), _ints(op, 4)
+    split = {
+        name: _token_major(op, inputs[name], form.q_heads if name == "query" else form.kv_heads)
+        for name in ("query", "key", "value", "decay")
+        if name in form.given
+    }
+    tokens: dict[str, Any] = {
+        "query": _group_queries(op, form, split["query"]),
+        "key": op.Unsqueeze(split["key"], columns),
+        "value": op.Unsqueeze(split["value"], rows),
+    }
+    if "decay" in form.given:
+        tokens["decay"] = op.Exp(op.Unsqueeze(split["decay"], columns))
+    if "beta" in form.given:
+        # One for all heads, or one a head.
+        beta = op.Cast(op.Transpose(inputs["beta"], perm=[1, 0, 2]), to=ir.DataType.FLOAT)
+        tokens["beta"] = op.Unsqueeze(beta, _ints(op, 3, 4))
+        tokens["asked"] = op.Unsqueeze(split["key"], rows)
+    if "past_state" in form.given:
+        return tokens, op.Cast(inputs["past_state"], to=ir.DataType.FLOAT)
+    sizes = [op.Shape(split[name], start=3) for name in ("key", "value")]
+    shape = op.Concat(op.Shape(split["key"], start=1, end=3), *sizes, axis=0)
+    return tokens, op.Expand(_float(op, 0.0), shape)
 
 
 def _loop(op: OpBuilder, tokens: Mapping[str, Any], state: Any) -> tuple[Any, Any]:
@@ -214,17 +228,16 @@ def _loop(op: OpBuilder, tokens: Mapping[str, Any], state: Any) -> tuple[Any, An
 def _update(op: OpBuilder, step: Mapping[str, Any], state: Any) -> tuple[Any, Any]:
     """Return the state after one token, and its output `[B, kv_heads, group, dv]`.
 
-    `query` is `[B, kv_heads, group, dk]`, scaled; `key` and `value` `[B, kv_heads, d]`; `decay`
-    `[B, kv_heads, dk or 1]`; `beta` `[B, kv_heads or 1, 1]`.
+    `query` is `[B, kv_heads, group, dk]`, scaled; `key` a column `[B, kv_heads, dk, 1]`, `asked`
+    the same as a row; `value` a row `[B, kv_heads, 1, dv]`; `decay` `[B, kv_heads, dk or 1, 1]`,
+    exponentiated; `beta` `[B, kv_heads or 1, 1, 1]`.
     """
-    row, column = _ints(op, 2), _ints(op, 3)
     if "decay" in step:
-        state = op.Mul(op.Exp(op.Unsqueeze(step["decay"], column)), state)
-    new = op.Unsqueeze(step["value"], row)
+        state = op.Mul(step["decay"], state)
+    new = step["value"]
     if "beta" in step:
-        known = op.MatMul(op.Unsqueeze(step["key"], row), state)
-        new = op.Mul(op.Unsqueeze(step["beta"], column), op.Sub(new, known))
-    state = op.Add(state, op.Mul(op.Unsqueeze(step["key"], column), new))
+        new = op.Mul(step["beta"], op.Sub(new, op.MatMul(step["asked"], state)))
+    state = op.Add(state, op.Mul(step["key"], new))
     return state, op.MatMul(step["query"], state)
 
 

@@ -12,7 +12,7 @@ last axis of the scales. `router_weights` `[tokens, experts]` mixes where it is 
 
 Kernels disagree on `normalize_routing_weights=0` without `router_weights`: ONNX Runtime's CPU
 kernel (1.32) divides by the sum of the `k` best all the same, as its MoE does not. A call that
-leaves this open is refused; whoever wants the softmax over all experts gives it as `router_weights`.
+leaves this open is refused; the softmax over all experts can be given as `router_weights`.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Sequence
 
+import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext, RewriteRule
 
@@ -30,7 +31,19 @@ from mobius_ir_rules.values import (
 OLDEST_OPSET = 23
 """First opset with Attention."""
 
-DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_FLOOR = {
+    ir.DataType.FLOAT: -1e30,
+    ir.DataType.FLOAT16: -60000.0,
+    ir.DataType.BFLOAT16: -1e30,
+}
+"""Least number of a mask that the operator gets, by type.
+
+ONNX Runtime's kernel (1.32, CPU) takes the type's lowest number to mean "never", and a row of it
+gives zeros, where adding it gives equal weights. A score is lost in rounding beside this number
+just as beside the lowest, so that nothing else changes.
+"""
+
+DTYPES = tuple(_FLOOR)
 
 _Nodes = tuple[ir.Node, ...]
 
@@ -78,7 +91,8 @@ class AttentionFusion(Rule):
     between Casts (`softmax_precision`), and no mask. Heads of `k` and `v` that are repeated for
     the query's (Unsqueeze, Expand, Reshape) are given as they were before. The mask is added, of
     the query's type, 2-D or 4-D, and each of its sizes is provably 1 or that of the scores. One
-    with a single row for all queries is expanded to a row for each, as kernels want it.
+    with a single row for all queries is expanded to a row for each, as kernels want it. Numbers
+    below -1e30 (-60000 in float16) become that: kernels give the type's lowest one a meaning.
 
     torch.onnx replaces NaN weights by 0 (`Where(IsNaN(weights), 0, weights)`): rows whose keys are
     all at minus infinity. That goes only where the mask provably has no such row: it is absent, or
@@ -99,6 +113,12 @@ class AttentionFusion(Rule):
         _require_types(node, query, key, value)
         if (axis := int_attribute(chain.softmax, "axis", -1)) not in (-1, 3):
             refuse(f"{describe_node(chain.softmax)} has axis={axis}; the last is needed.", node)
+        if chain.precision not in (None, ir.DataType.FLOAT):
+            refuse(
+                f"{describe_node(chain.softmax)} is computed in {chain.precision} between Casts; "
+                "FLOAT is needed.",
+                node,
+            )
         weights = node.inputs[0]
         assert weights is not None
         if len(weights.uses()) > 1 or weights.is_graph_output():
@@ -134,7 +154,9 @@ class AttentionFusion(Rule):
 
     def emit(self, op: RewriterContext, plan: _AttentionPlan) -> Sequence[ir.Value]:
         """Make the Attention."""
-        mask = None if plan.mask is None else _rows_for_each(op, plan.mask, plan.query)
+        mask = None
+        if plan.mask is not None:
+            mask = _rows_for_each(op, _at_least_floor(op, plan.mask), plan.query)
         return [
             make(
                 op,
@@ -212,6 +234,20 @@ class GroupedHeads(Rule):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _GroupedPlan(Plan):
     inputs: tuple[ir.Value | None, ...]
+
+
+def _at_least_floor(op: RewriterContext, mask: ir.Value) -> ir.Value:
+    """Return the mask with no number below the floor of its type."""
+    assert mask.dtype is not None
+    floor = _FLOOR[mask.dtype]
+    where = producer_of(mask, "", "Where")
+    numbers = [scalar(input_at(where, index)) for index in (1, 2)] if where is not None else []
+    known = [number for number in numbers if number is not None]
+    if len(known) == 2 and min(known) >= floor:
+        return mask
+    tensor = ir.tensor(np.array(floor, mask.dtype.numpy()), dtype=mask.dtype)
+    lowest = make(op, "Constant", [], (mask.dtype, []), attributes={"value": tensor})
+    return make(op, "Max", [mask, lowest], like(mask))
 
 
 def _rows_for_each(op: RewriterContext, mask: ir.Value, query: ir.Value) -> ir.Value:

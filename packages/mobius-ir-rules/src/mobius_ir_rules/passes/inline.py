@@ -19,9 +19,10 @@ class InlineFunctions(ir.passes.InPlacePass):
     `onnx_ir`'s `InlinePass` does the copying. Around it, this pass prepares calls that it gets
     wrong: an omitted output would take away the name of a value that the body itself reads, and
     an output that is an input of the function would rename the caller's value, which may be an
-    input of the model. The names of dimensions in a body mean nothing outside of it, and may be
-    those of other dimensions there: they are replaced by what can be inferred. Afterwards names are unique, new values have types, and functions and
-    opset imports that are no longer needed are gone.
+    input of the model. The names of dimensions in a body mean nothing outside of it, where they
+    may be those of other dimensions: what can be inferred takes their place. Afterwards names are
+    unique, new values have types, and functions and opset imports that are no longer needed are
+    gone.
 
     Raises:
         onnx_ir.passes.PreconditionError: If functions call each other in a cycle.

@@ -45,7 +45,7 @@ def _complete(root: GraphLike, model: ir.Model) -> bool:
     known = dict(_ONLY_VERSION)
     if "" in model.opset_imports:
         known[""] = model.opset_imports[""]
-    for domain in used_domains(root) - set(imports):
+    for domain in sorted(used_domains(root) - set(imports)):
         if domain in known:
             imports[domain] = known[domain]
     return before != dict(imports)

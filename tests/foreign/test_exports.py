@@ -1,0 +1,79 @@
+"""torch.onnx exports of transformers models on every EP: fused, or refused, and never wrong.
+
+At opset 18 the exporter writes norms, rotary and attention in primitives. Their operators exist
+from opset 23 on, so the graphs are checked as they are, where the rules refuse, and raised to 23.
+"""
+
+from __future__ import annotations
+
+import onnx
+import onnx_ir as ir
+import pytest
+from tests.foreign.checks import EPS, FROM_PRIMITIVES, check, optimise
+
+from mobius_ir_rules import refusals
+from mobius_ir_rules.passes import InferShapes
+
+# Rewrites in two layers, by rule factory of FROM_PRIMITIVES.
+RAISED = {
+    "llama": {"rms": 5, "rotary": 4, "attention": 2, "quick_gelu": 2},
+    "llama-past": {"rms": 5, "rotary": 4, "attention": 2, "quick_gelu": 2},
+    "qwen2": {"rms": 5, "rotary": 4, "attention": 2, "quick_gelu": 2},
+    "mistral": {"rms": 5, "rotary": 4, "attention": 2, "quick_gelu": 2},
+    "gemma2": {"rms": 9, "rotary": 4, "attention": 2},
+    "gpt2": {"attention": 2},
+    "bert": {"attention": 2},
+    "vit": {"attention": 2},
+}
+FAST = (("llama", 18), ("gemma2", 18), ("gpt2", 18), ("vit", 23))
+EXPORTS = [
+    pytest.param(kind, opset, id=f"{kind}-{opset}", marks=[] if fast else [pytest.mark.slow])
+    for kind in RAISED
+    for opset in (18, 23)
+    for fast in [(kind, opset) in FAST]
+]
+ROLES = {"bert": "encoder", "vit": "vision"}
+
+
+def factory_of(name: str):
+    return next(each for each in FROM_PRIMITIVES if each.__name__.startswith(name))
+
+
+@pytest.mark.parametrize("ep", EPS)
+@pytest.mark.parametrize(("kind", "opset"), EXPORTS)
+def test_as_exported(exported, kind, opset, ep):
+    outcome = check(exported(kind, opset), ep, "f32", ROLES.get(kind, "decoder"), again=True)
+    assert outcome.error == ""
+    assert outcome.compared
+
+
+@pytest.mark.parametrize("ep", EPS)
+@pytest.mark.parametrize(("kind", "opset"), [case for case in EXPORTS if case.values[1] == 18])
+def test_raised_to_23(exported, kind, opset, ep):
+    reference = exported(kind, opset, 23)
+    outcome = check(reference, ep, "f32", ROLES.get(kind, "decoder"), again=True)
+    assert outcome.error == ""
+    assert outcome.compared
+    for name, count in RAISED[kind].items():
+        assert outcome.applied[factory_of(name).__name__] == count
+
+
+@pytest.mark.parametrize(("kind", "opset"), [case for case in EXPORTS if case.values[1] == 18])
+def test_opset_18_is_the_only_reason_against(exported, kind, opset):
+    model = ir.from_proto(onnx.load_from_string(exported(kind, opset).data))
+    InferShapes()(model)
+    for name, count in RAISED[kind].items():
+        if name == "quick_gelu":
+            continue
+        found = refusals(model, factory_of(name)())
+        assert len(found) == count
+        assert all("imports opset 18 of ONNX" in each.reason for each in found)
+
+
+def test_foreign_masks_are_not_taken_for_known_ones(exported):
+    """C023: no mask of another exporter makes a GroupQueryAttention."""
+    model = ir.from_proto(onnx.load_from_string(exported("llama", 18, 23).data))
+    optimise(model, "cpu", "f32", "decoder", primitives=True)
+    counts = [node.op_type for node in model.graph]
+    assert counts.count("GroupQueryAttention") == 0
+    assert counts.count("Attention") == 2
