@@ -85,6 +85,13 @@ def wheels(session: nox.Session, package: str) -> None:
         )
 
 
+@nox.session(name="property")
+def random_graphs(session: nox.Session) -> None:
+    """Optimise 500 random decoder graphs for every EP and compare numbers; CI does 50."""
+    session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
+    session.run("pytest", "tests/property", *session.posargs, env={"MOBIUS_EXAMPLES": "500"})
+
+
 @nox.session
 def real(session: nox.Session) -> None:
     """Compare SmolLM2-135M-Instruct with transformers; fetches 93 MB once, keeps 540 MB."""

@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-import mobius
 import numpy as np
 import onnxruntime as ort
 from tokenizers import Tokenizer
+
+import mobius
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 

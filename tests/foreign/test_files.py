@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from pathlib import Path
 
 import onnx
@@ -102,3 +103,49 @@ def test_every_ep(path: Path) -> None:
 def test_optimising_again_changes_nothing(path: Path) -> None:
     for ep in ("cpu", "webgpu"):
         outcome(path, ep, "encoder", again=True)
+
+
+PATTERNS = re.compile("norm|gelu|attention|gpt2|bert|whisper|phi|gemma|t5|megatron|matmul")
+
+
+@functools.cache
+def raised(path: Path) -> Reference:
+    """Return the model at opset 23, where every operator exists that the rules make."""
+    if path.stem in INVALID:
+        pytest.skip(f"the file {INVALID[path.stem]}")
+    try:
+        model = onnx.version_converter.convert_version(onnx.load(path), 23)
+    except (RuntimeError, onnx.shape_inference.InferenceError) as error:
+        pytest.skip(f"onnx cannot raise the opset: {str(error)[:80]}")
+    try:
+        return Reference(model.SerializeToString())
+    except Exception as error:
+        if not type(error).__module__.startswith("onnxruntime"):
+            raise
+        pytest.skip("the raised file does not run on random inputs")
+
+
+@pytest.mark.parametrize("path", [case for case in FILES if PATTERNS.search(case.id)])
+def test_raised_to_opset_23(path: Path) -> None:
+    for ep in ("cpu", "onnx-standard"):
+        tolerance = CANCELLATION.get(path.stem)
+        result = check(raised(path), ep, dtype_of(path), "encoder", tolerance=tolerance, again=True)
+        if ep == "cpu":
+            assert not result.error or path.stem == "fusion__reshape_fusion_distillbert"
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "count"),
+    [
+        ("fusion__layer_norm_shared_input", "layer_normalization_rules", 1),
+        ("fusion__layer_norm_sub_dup", "layer_normalization_rules", 1),
+        ("fusion__layer_norm_fusion_scale_bias", "layer_normalization_rules", 1),
+        ("fusion__layer_norm_t5", "rms_normalization_rules", 1),
+        ("fusion__skip_layer_norm_format1", "layer_normalization_rules", 1),
+        ("fusion__gpt2_one_layer", "layer_normalization_rules", 2),
+    ],
+)
+def test_norms_of_others_fuse(name: str, rule: str, count: int) -> None:
+    path = FOLDER / f"{name}.onnx"
+    result = check(raised(path), "cpu", "f32", "encoder")
+    assert result.applied[rule] == count

@@ -148,7 +148,7 @@ CONFIGS |= {
         "tie_word_embeddings": True,
     },
     "codegen": _gpt2_like(rotary_dim=8, n_head=8),
-    "cohere2": {**_SPECIAL_TOKENS, **_SLIDING, "logit_scale": 0.25, "head_dim": ABSENT},
+    "cohere2": {**_SPECIAL_TOKENS, **_SLIDING, "logit_scale": 1.0, "head_dim": ABSENT},
     "ernie4_5": {"use_bias": True, "head_dim": 32},
     "exaone4": {**_SLIDING, "head_dim": ABSENT},
     "falcon": {
@@ -163,7 +163,7 @@ CONFIGS |= {
         "num_hidden_layers": ABSENT,
         "num_attention_heads": ABSENT,
         "num_layers": 3,
-        "num_heads": 4,
+        "num_heads": 8,
         "attention_types": [[["local", "global", "local"], 1]],
         "window_size": 4,
         "bos_token_id": 0,
@@ -198,7 +198,7 @@ CONFIGS |= {
         "d_model": 96,
         "n_layers": 3,
         "n_heads": 6,
-        "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.4, "alibi_bias_max": 4},
+        "attn_config": {"clip_qkv": 1.5, "softmax_scale": 0.4},
         "tie_word_embeddings": True,
     },
     "nemotron": {"attention_bias": True, "mlp_bias": True, "head_dim": 32},
@@ -250,16 +250,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
 }
 
+# transformers' eager attention adds the bias twice: with the scores, and in the mask.
+_NOT_EAGER = frozenset({"falcon-alibi"})
+
 
 def make_model(model_type: str, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
-    """Return a model of `model_type`, or of a variant, whose every weight matters: eager attention, float32."""
+    """Return a model of `model_type`, or of a variant, whose every weight matters, in float32."""
+    attention = "sdpa" if model_type in _NOT_EAGER else "eager"
     model_type, variant = VARIANTS.get(model_type, (model_type, {}))
     own = {**CONFIGS.get(model_type, {}), **variant, **overrides}
     settings = {key: value for key, value in {**TINY, **own}.items() if value is not ABSENT}
     config = transformers.AutoConfig.for_model(model_type, **settings)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager", dtype=torch.float32
+        config, attn_implementation=attention, dtype=torch.float32
     ).eval()
     randomize(model, seed)
     return model

@@ -11,10 +11,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from tests.parity.decoder import Decoder, padded_logits
-from tests.parity.reference import CONFIGS, logits_alone, make_model
+from tests.parity.reference import CONFIGS, VARIANTS, logits_alone, make_model
 
 import mobius
 
+MODELS = [*CONFIGS, *VARIANTS]
 EPS = ["default", "cpu", "onnx-standard"]
 ROWS = (14, 11)  # prompt lengths of 10 and 7, then 4 decode steps
 DECODE_STEPS = 4
@@ -48,7 +49,7 @@ def build(folder: Path, out: Path, ep: str) -> Decoder:
 
 
 @pytest.mark.parametrize("ep", EPS)
-@pytest.mark.parametrize("model_type", list(CONFIGS))
+@pytest.mark.parametrize("model_type", MODELS)
 def test_right_padding(checkpoints, tmp_path, model_type, ep):
     model, folder = checkpoints(model_type)
     decoder = build(folder, tmp_path / "out", ep)
@@ -61,7 +62,7 @@ def test_right_padding(checkpoints, tmp_path, model_type, ep):
 
 
 @pytest.mark.parametrize("ep", ["default", "onnx-standard"])
-@pytest.mark.parametrize("model_type", list(CONFIGS))
+@pytest.mark.parametrize("model_type", MODELS)
 def test_left_padding_and_chunks(checkpoints, tmp_path, model_type, ep):
     model, folder = checkpoints(model_type)
     decoder = build(folder, tmp_path / "out", ep)
@@ -72,7 +73,7 @@ def test_left_padding_and_chunks(checkpoints, tmp_path, model_type, ep):
             assert np.abs(got - logits_alone(model, row, DECODE_STEPS)).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("model_type", list(CONFIGS))
+@pytest.mark.parametrize("model_type", MODELS)
 def test_prefill_in_chunks_on_cpu(checkpoints, tmp_path, model_type):
     model, folder = checkpoints(model_type)
     decoder = build(folder, tmp_path / "out", "cpu")

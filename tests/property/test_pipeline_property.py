@@ -13,9 +13,9 @@ import numpy as np
 import onnx_ir as ir
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.property.decoders import build, configs, cuts, run
 
 import mobius
-from tests.property.decoders import build, configs, cuts, run
 
 EXAMPLES = int(os.environ.get("MOBIUS_EXAMPLES", "50"))
 TOLERANCE = 1e-5

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Protocol, cast
 
 import onnx_ir as ir
+from onnxscript import nn
+
 from mobius_components import ArchitectureConfig
 from mobius_eps import MobiusError
-from onnxscript import nn
 
 ENTRY_POINT_GROUP = "mobius.sources"
 

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from typing import Protocol
 
 import onnx_ir as ir
-from mobius_components import ArchitectureConfig, set_build_dtype
-from mobius_eps import MobiusError, get_build_dtype
 from onnxscript import GraphBuilder, nn
 
 from mobius import __about__
 from mobius.package import ModelPackage
+from mobius_components import ArchitectureConfig, set_build_dtype
+from mobius_eps import MobiusError, get_build_dtype
 
 # Written by number, not taken from what is installed: runtimes lag behind the newest onnx.
 OPSET_VERSION = 24

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import onnx_ir as ir
-from mobius_components import ArchitectureConfig
-from mobius_components.layers import KeyValue
-from mobius_eps import get_build_dtype
 from onnxscript import GraphBuilder, nn
 
 from mobius.package import ModelPackage
 from mobius.tasks.base import build_graph
+from mobius_components import ArchitectureConfig
+from mobius_components.layers import KeyValue
+from mobius_eps import get_build_dtype
 
 MODEL_KEY = "model"
 

@@ -41,6 +41,8 @@ CAUSAL_CONV_WITH_STATE = (MICROSOFT, "CausalConvWithState")
 
 _INPUTS = ("input", "weight", "bias", "past_state")
 _OUTPUTS = ("output", "present_state", "state_update")
+_BFLOAT16_CONV = 22
+"""First opset whose Conv takes bfloat16; before, the body's convolution is float32."""
 _NEUTRAL = {
     "ndim": 1,
     "state_window": 0,
@@ -130,14 +132,17 @@ def build_causal_conv_with_state(form: ConvForm, opset_version: int) -> ir.Funct
             size = op.Constant(value_ints=[form.state_length])
             past = op.Expand(zero, op.Concat(op.Shape(x, end=2), size, axis=0))
         history = op.Concat(past, x, axis=2)
-        filters = [inputs[name] for name in ("weight", "bias") if name in form.given]
+        parts = [history, *(inputs[name] for name in ("weight", "bias") if name in form.given)]
+        if opset_version < _BFLOAT16_CONV:
+            parts = [op.Cast(part, to=ir.DataType.FLOAT) for part in parts]
         output = op.Conv(
-            history,
-            *filters,
+            *parts,
             group=form.channels,
             kernel_shape=[form.taps],
             dilations=[form.dilation],
         )
+        if opset_version < _BFLOAT16_CONV:
+            output = op.CastLike(output, x)
         if form.activation != "none":
             output = op.Mul(output, op.Sigmoid(output))
         if form.outputs == 1:

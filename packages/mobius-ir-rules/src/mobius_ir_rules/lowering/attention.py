@@ -13,11 +13,12 @@ After (`G` query heads share a key/value head):
     q4 = Transpose(Reshape(q, [0, 0, 4, D]), perm=[0, 2, 1, 3])
     present_key = Concat(past_key, Transpose(Reshape(k, [0, 0, 2, D]), ...), axis=2)
     scores = MatMul(Reshape(Mul(q4, scale), [0, 2, -1, D]), Transpose(present_key, [0, 1, 3, 2]))
-    visible = Concat(mask, mask, axis=-2)
+    visible = Cast(Concat(Cast(mask, INT32), Cast(mask, INT32), axis=-2), BOOL)
     weights = Where(visible, Softmax(Where(visible, scores, lowest)), 0)
     y = ...Reshape(MatMul(weights, present_value), [0, 4, -1, D])...
 
-The mask is repeated for the `G` rows of each query, not the keys. A mask that heads do not share,
+The mask is repeated for the `G` rows of each query, not the keys; a boolean one as int32, because
+WebGPU has no Concat of booleans. A mask that heads do not share,
 or whose number of rows is not known to be that of the queries, meets the scores in the shape
 `[B, 4, S, T]` instead; some runtimes cannot infer that reshape from symbolic sizes.
 
@@ -266,8 +267,18 @@ class _Emitter:
         # Its rank is known, or heads would not share it.
         assert mask.shape is not None
         shape = ir.Shape([*mask.shape[:-2], None, mask.shape[-1]])
-        copies = [mask] * groups
-        return make(self.op, "Concat", copies, (mask.dtype, shape), attributes={"axis": -2})
+        if mask.dtype != ir.DataType.BOOL:
+            return self.repeated(mask, groups, shape)
+        # WebGPU joins numbers only; all layers share these casts.
+        numbers = self.cast(mask, ir.DataType.INT32, mask.shape)
+        return self.cast(self.repeated(numbers, groups, shape), ir.DataType.BOOL, shape)
+
+    def repeated(self, mask: ir.Value, times: int, shape: ir.Shape) -> ir.Value:
+        attributes = {"axis": -2}
+        return make(self.op, "Concat", [mask] * times, (mask.dtype, shape), attributes=attributes)
+
+    def cast(self, x: ir.Value, dtype: ir.DataType, shape: ir.Shape) -> ir.Value:
+        return make(self.op, "Cast", [x], (dtype, shape), attributes={"to": int(dtype)})
 
     def biased_softmax(self, scores: ir.Value, bias: ir.Value) -> ir.Value:
         """Return the softmax of the sum, zeros for rows that are minus infinity throughout."""
