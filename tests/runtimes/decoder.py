@@ -66,6 +66,11 @@ class RuntimeDecoder:
         return logits  # type: ignore[return-value]
 
 
+def input_names(path: Path) -> list[str]:
+    """Return the names of the inputs of the model at `path`, in their order."""
+    return [str(value.name) for value in ir.load(path).graph.inputs]
+
+
 def output_names(path: Path) -> list[str]:
     """Return the names of the outputs of the model at `path`, in their order."""
     return [str(value.name) for value in ir.load(path).graph.outputs]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.runtimes.decoder import Run, output_names
+from tests.runtimes.decoder import Run, input_names, output_names
 from tests.runtimes.reference import FAMILIES, check
 
 pytestmark = pytest.mark.slow
@@ -22,12 +22,10 @@ def load(path: Path, converted: Path) -> Run:
     converter = importlib.import_module("_tools")
     files = ["--modelFile", str(path), "--MNNModel", str(converted)]
     converter.mnnconvert(["mnnconvert", "-f", "ONNX", *files, "--bizCode", "mobius"])
-    names = output_names(path)
+    inputs, names = input_names(path), output_names(path)
+    net = importlib.import_module("MNN.nn").load_module_from_file(str(converted), inputs, names)
 
     def run(feed):
-        net = importlib.import_module("MNN.nn").load_module_from_file(
-            str(converted), list(feed), names
-        )
         outputs = net.forward([to_variable(expr, array) for array in feed.values()])
         return {name: np.array(each.read()) for name, each in zip(names, outputs, strict=True)}
 

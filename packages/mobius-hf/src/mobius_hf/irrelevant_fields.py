@@ -27,15 +27,19 @@ _BOOKKEEPING = frozenset(
 _TRAINING = frozenset(
     {
         "attention_dropout",
+        "attention_probs_dropout_prob",
         "attn_pdrop",
         "chunk_size_feed_forward",
         "embd_pdrop",
+        "embedding_dropout",
         "gradient_checkpointing",
         "hidden_dropout",
+        "hidden_dropout_prob",
         "initializer_range",
         "is_decoder",  # a causal model is one, whatever it says
         "pretraining_tp",  # sums the same products in slices
         "resid_pdrop",
+        "residual_dropout",
         "torchscript",
         "use_bfloat16",
         "use_cache",
@@ -49,7 +53,9 @@ _HEADS_OF_OTHER_TASKS = frozenset(
         "classifier_dropout",
         "id2label",
         "label2id",
+        "n_special",
         "num_labels",
+        "predict_special_tokens",
         "problem_type",
         "summary_activation",
         "summary_first_dropout",
@@ -64,6 +70,7 @@ _GENERATION = frozenset(
         "bad_words_ids",
         "begin_suppress_tokens",
         "bos_token_id",
+        "cache_implementation",
         "decoder_start_token_id",
         "diversity_penalty",
         "do_sample",

@@ -25,6 +25,9 @@ class Gemma2(Gemma):
         "final_logit_softcapping": 30.0,
     }
 
+    # transformers reads `hidden_activation` alone.
+    irrelevant = frozenset({"hidden_act"})
+
     def windows(self, fields: ConfigFields) -> Windows:
         """Return the window of the sliding layers."""
         return by_layer_types(fields)

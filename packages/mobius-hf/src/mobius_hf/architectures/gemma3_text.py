@@ -22,7 +22,7 @@ class Gemma3Text(Gemma2):
         "final_logit_softcapping": None,
     }
     # The layer types say what the pattern would.
-    irrelevant = frozenset({"sliding_window_pattern", "rope_local_base_freq"})
+    irrelevant = Gemma2.irrelevant | {"rope_local_base_freq", "sliding_window_pattern"}
 
     def rotary(self, fields: ConfigFields, windows: Windows) -> dict[str, Any]:
         """Return the rotary embedding of full layers, and that of sliding ones."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from onnxscript import nn
@@ -29,7 +30,6 @@ class GPTJ(Architecture):
     }
     # Older files say so what transformers takes for granted.
     fixed: ClassVar[Mapping[str, object]] = {
-        "rope_scaling": {"rope_type": "gptj"},
         "rotary": True,
         "scale_attn_weights": True,
     }
@@ -44,6 +44,14 @@ class GPTJ(Architecture):
         (r"^(?:transformer\.)?wte\.", "model.embed_tokens."),
         (r"^(?:transformer\.)?ln_f\.", "model.norm."),
     )
+
+    def to_config(
+        self, raw: Mapping[str, Any], path: Path, *, through_transformers: bool = True
+    ) -> ArchitectureConfig:
+        """Return the architecture; some files name the rotation, which is the only one here."""
+        if raw.get("rope_scaling") == {"rope_type": "gptj"}:
+            raw = {name: value for name, value in raw.items() if name != "rope_scaling"}
+        return super().to_config(raw, path, through_transformers=through_transformers)
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return all arguments, from GPT-J's own names."""

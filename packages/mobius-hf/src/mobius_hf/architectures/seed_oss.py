@@ -22,7 +22,6 @@ class SeedOss(DecoderArchitecture):
         "attention_out_bias": False,
         "mlp_bias": False,
     }
-    irrelevant = frozenset({"residual_dropout"})
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the shared arguments and the biases."""

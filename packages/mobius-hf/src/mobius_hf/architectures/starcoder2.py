@@ -23,6 +23,20 @@ class Starcoder2(DecoderArchitecture):
         "norm_epsilon": 1e-5,
         "use_bias": True,
     }
+    # Older files say so what transformers takes for granted, or under names that it does not read.
+    fixed: ClassVar[Mapping[str, object]] = {
+        "mlp_type": "default",
+        "norm_type": "layer_norm",
+        "scale_attn_weights": True,
+    }
+    irrelevant = frozenset(
+        {
+            "activation_function",
+            "attention_softmax_in_fp32",
+            "layer_norm_epsilon",
+            "scale_attention_softmax_in_fp32",
+        }
+    )
     renames = (
         (r"^(?:model\.)?(layers\.\d+\.mlp)\.c_fc\.", r"model.\1.up_proj."),
         (r"^(?:model\.)?(layers\.\d+\.mlp)\.c_proj\.", r"model.\1.down_proj."),

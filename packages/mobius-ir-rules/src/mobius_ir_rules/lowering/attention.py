@@ -18,9 +18,9 @@ After (`G` query heads share a key/value head):
     y = ...Reshape(MatMul(weights, present_value), [0, 4, -1, D])...
 
 The mask is repeated for the `G` rows of each query, not the keys; a boolean one as int32, because
-WebGPU has no Concat of booleans. A mask that heads do not share,
-or whose number of rows is not known to be that of the queries, meets the scores in the shape
-`[B, 4, S, T]` instead; some runtimes cannot infer that reshape from symbolic sizes.
+WebGPU has no Concat of booleans. A mask that heads do not share, or whose number of rows is not
+known to be that of the queries, meets the scores in the shape `[B, 4, S, T]` instead; some runtimes
+cannot infer that reshape from symbolic sizes.
 
 The soft cap comes before the mask, and a row of which no key may be seen gives zeros, whether a
 boolean mask, a floating-point one of minus infinity or causality says so. A boolean mask chooses
