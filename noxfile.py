@@ -140,7 +140,8 @@ def _web(session: nox.Session) -> dict[str, str]:
 
 def _webgpu(session: nox.Session) -> dict[str, str]:
     """Return the environment of a Vulkan driver: the one that is set, or chromium's SwiftShader."""
-    allow = {"ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1", "XDG_RUNTIME_DIR": session.create_tmp()}
+    scratch = str(Path(session.create_tmp()).resolve())
+    allow = {"ORT_WEBGPU_EP_ALLOW_SOFTWARE_ADAPTER": "1", "XDG_RUNTIME_DIR": scratch}
     if "VK_DRIVER_FILES" in os.environ:
         return allow
     folder = CHROMIUM

@@ -27,13 +27,8 @@ from mobius.pipeline import plan_for
 from mobius.roles import parse_role
 from mobius.stage import Phase, Stage, Target
 from mobius.stage_pass import RuleGroup
-from mobius_ir_rules.fusion.attention import attention_rules
-from mobius_ir_rules.fusion.layer_normalization import layer_normalization_rules
-from mobius_ir_rules.fusion.rms_normalization import rms_normalization_rules
-from mobius_ir_rules.fusion.rotary_embedding import rotary_embedding_rules
 from mobius_ir_rules.fusion.silu import quick_gelu_rules
 from mobius_ir_rules.passes import (
-    CompleteOpsetImports,
     EliminateCommonSubexpressions,
     InferShapes,
     InvariantError,
@@ -48,13 +43,9 @@ REFUSALS = (InvariantError, ShapeInferenceError)
 """How a whole model is refused; the message says why."""
 
 FROM_PRIMITIVES: Mapping[Callable[[], Sequence[RewriteRule]], Callable[[Target], bool]] = {
-    rms_normalization_rules: lambda target: True,
-    layer_normalization_rules: lambda target: True,
-    rotary_embedding_rules: lambda target: True,
-    attention_rules: lambda target: True,
     quick_gelu_rules: lambda target: runs(target, "com.microsoft", "QuickGelu"),
 }
-"""The rules that start from primitives, and the targets that they are for."""
+"""Rules that the pipeline leaves to the runtimes, and the targets that they are for."""
 
 TOLERANCES = {"f32": 1e-5, "f16": 1e-2}
 """Largest difference, relative to the largest number of the output (at least 1)."""
@@ -156,7 +147,6 @@ def check(
 
 def optimise(model: ir.Model, ep: str, dtype: str, role: str, *, primitives: bool) -> Outcome:
     """Run the pipeline; with `primitives`, the rules of `FROM_PRIMITIVES` after its cleanup."""
-    CompleteOpsetImports()(model)
     with warnings.catch_warnings():
         # Attention that stays is reported by a warning; here it is no surprise.
         warnings.simplefilter("ignore", UserWarning)

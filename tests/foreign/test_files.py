@@ -137,12 +137,12 @@ def test_raised_to_opset_23(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "rule", "count"),
     [
-        ("fusion__layer_norm_shared_input", "layer_normalization_rules", 2),
-        ("fusion__layer_norm_sub_dup", "layer_normalization_rules", 0),  # over all axes
-        ("fusion__layer_norm_fusion_scale_bias", "layer_normalization_rules", 0),  # mean in f16
-        ("fusion__layer_norm_t5", "rms_normalization_rules", 1),
-        ("fusion__skip_layer_norm_format1", "layer_normalization_rules", 1),
-        ("fusion__gpt2_one_layer", "layer_normalization_rules", 2),
+        ("fusion__layer_norm_shared_input", "LayerNormFusion", 2),
+        ("fusion__layer_norm_sub_dup", "LayerNormFusion", 0),  # over all axes
+        ("fusion__layer_norm_fusion_scale_bias", "LayerNormFusion", 0),  # mean in f16
+        ("fusion__layer_norm_t5", "RMSNormFusion", 1),
+        ("fusion__skip_layer_norm_format1", "LayerNormFusion", 1),
+        ("fusion__gpt2_one_layer", "LayerNormFusion", 2),
     ],
 )
 def test_norms_of_others_fuse(name: str, rule: str, count: int) -> None:

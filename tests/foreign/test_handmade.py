@@ -186,8 +186,8 @@ def test_every_opset_on_every_ep(opset):
 def test_what_fuses_at_opset_24():
     found = check(reference(plain()), "cpu", "f32", "encoder")
     applied = {name: found.applied[name] for name in found.applied if found.applied[name]}
-    assert applied["rms_normalization_rules"] == 1
-    assert applied["layer_normalization_rules"] == 1
+    assert applied["RMSNormFusion"] == 1
+    assert applied["LayerNormFusion"] == 1
     assert applied["quick_gelu_rules"] == 1
     assert applied["GeluFusion"] == 1
     assert applied["BiasGelu"] == 1

@@ -249,7 +249,7 @@ CONFIGS |= {
 
 # Layouts that one model_type has beside that of `CONFIGS`.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "cohere-qk-norm": ("cohere", {"use_qk_norm": True}),
+    "cohere-qk-norm": ("cohere", {"use_qk_norm": True, "logit_scale": 1.0}),
     "falcon-40b": (
         "falcon",
         {"new_decoder_architecture": True, "num_kv_heads": 2, "bias": True, "ffn_hidden_size": 96},
@@ -266,6 +266,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo-clip": ("olmo", {"clip_qkv": 1.5}),
     "opt-350m": ("opt", {"do_layer_norm_before": False, "word_embed_proj_dim": 32}),
     "phi-qk-norm": ("phi", {"qk_layernorm": True}),
+    "stablelm-qk-norm": ("stablelm", {"qk_layernorm": True}),
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
 }
 
@@ -273,13 +274,18 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 _NOT_EAGER = frozenset({"falcon-alibi"})
 
 
-def make_model(model_type: str, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
-    """Return a model of `model_type`, or of a variant, whose every weight matters, in float32."""
-    attention = "sdpa" if model_type in _NOT_EAGER else "eager"
+def make_config(model_type: str, **overrides: Any) -> transformers.PretrainedConfig:
+    """Return the tiny config of `model_type`, or of a variant."""
     model_type, variant = VARIANTS.get(model_type, (model_type, {}))
     own = {**CONFIGS.get(model_type, {}), **variant, **overrides}
     settings = {key: value for key, value in {**TINY, **own}.items() if value is not ABSENT}
-    config = transformers.AutoConfig.for_model(model_type, **settings)
+    return transformers.AutoConfig.for_model(model_type, **settings)
+
+
+def make_model(model_type: str, seed: int = 0, **overrides: Any) -> transformers.PreTrainedModel:
+    """Return a model of `model_type`, or of a variant, whose every weight matters, in float32."""
+    attention = "sdpa" if model_type in _NOT_EAGER else "eager"
+    config = make_config(model_type, **overrides)
     torch.manual_seed(seed)
     model = transformers.AutoModelForCausalLM.from_config(
         config, attn_implementation=attention, dtype=torch.float32

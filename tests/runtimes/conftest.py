@@ -14,6 +14,8 @@ from tests.runtimes.reference import Reference, make_reference
 
 import mobius
 
+_MEASURED = pytest.StashKey[dict[tuple[str, str], float]]()
+
 ModelFor = Callable[..., Path]
 ReferenceFor = Callable[[str, str], Reference]
 
@@ -66,3 +68,23 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def measured(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
+    """Keep the largest difference of a logit in a dtype, to be shown at the end."""
+
+    def keep(dtype: str, largest: float) -> None:
+        found = request.config.stash.setdefault(_MEASURED, {})
+        key = (request.path.stem.removeprefix("test_"), dtype)
+        found[key] = max(largest, found.get(key, 0.0))
+
+    return keep
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    found = terminalreporter.config.stash.get(_MEASURED, {})
+    if found:
+        terminalreporter.section("largest differences of logits from transformers in float32")
+    for (runtime, dtype), largest in found.items():
+        terminalreporter.write_line(f"{runtime} {dtype}: {largest:.2g}")

@@ -44,8 +44,8 @@ def to_variable(expr, array):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits(model_for, reference_for, tmp_path, record_property, family):
+def test_logits(model_for, reference_for, tmp_path, measured, family):
     path = model_for(family, "f32", opset=17)
     run = load(path, tmp_path / "model.mnn")
     largest = check(path, run, reference_for(family, "f32"), ["right", "left"])
-    record_property("largest difference", largest)
+    measured("f32", largest)

@@ -58,8 +58,8 @@ def to_array(tensor):
 @pytest.mark.parametrize("opset", [24, 17])
 @pytest.mark.parametrize("dtype", ["f32", "f16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits(model_for, reference_for, record_property, family, dtype, opset):
+def test_logits(model_for, reference_for, measured, family, dtype, opset):
     path = model_for(family, dtype, opset=opset)
     with load(path) as run:
         largest = check(path, run, reference_for(family, dtype), ["right", "left"])
-    record_property("largest difference", largest)
+    measured(dtype, largest)

@@ -26,7 +26,7 @@ def load(path: Path) -> Run:
 @pytest.mark.parametrize("opset", [24, 17])
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits(model_for, reference_for, record_property, family, dtype, opset):
+def test_logits(model_for, reference_for, measured, family, dtype, opset):
     path = model_for(family, dtype, opset=opset)
     largest = check(path, load(path), reference_for(family, dtype), ["right", "left"])
-    record_property("largest difference", largest)
+    measured(dtype, largest)

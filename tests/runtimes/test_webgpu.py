@@ -56,7 +56,7 @@ def load(path: Path) -> tuple[Run, dict[str, Counter[str]]]:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_logits(model_for, reference_for, record_property, family):
+def test_logits(model_for, reference_for, measured, family):
     path = model_for(family, "f32", ep="webgpu")
     run, placed = load(path)
     assert placed[WEBGPU]["GroupQueryAttention"] == 3
@@ -65,10 +65,10 @@ def test_logits(model_for, reference_for, record_property, family):
     assert placed[CPU].keys() <= LENGTHS
     # GroupQueryAttention takes rows that are padded on the right.
     largest = check(path, run, reference_for(family, "f32"), ["right"])
-    record_property("largest difference", largest)
+    measured("f32", largest)
 
 
-def test_attention_of_primitives(model_for, reference_for, record_property):
+def test_attention_of_primitives(model_for, reference_for, measured):
     """Gemma 2 caps its scores, which GroupQueryAttention ignores there; Attention has no kernel."""
     path = model_for("gemma2", "f32", ep="webgpu")
     run, placed = load(path)
@@ -77,4 +77,4 @@ def test_attention_of_primitives(model_for, reference_for, record_property):
     assert placed[WEBGPU]["Softmax"] == 3
     assert placed[CPU].keys() <= MASK
     largest = check(path, run, reference_for("gemma2", "f32"), ["right", "left"])
-    record_property("largest difference", largest)
+    measured("f32", largest)

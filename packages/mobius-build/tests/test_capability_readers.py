@@ -49,6 +49,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "provider_options": {"provider_options": {"key": "value"}},
     "enable_graph_capture": {"enable_graph_capture": True},
     "max_opset": {"max_opset": 21},
+    "keeps_function_bodies": {"keeps_function_bodies": False},
     "lacks": {"lacks": [Lack("GroupQueryAttention", "com.microsoft", attribute="softcap")]},
 }
 # Changes that only a graph with the operator shows: operator, its body's operator.
@@ -72,7 +73,8 @@ def written(capabilities: EpCapabilities, folder: Path) -> str:
     )
     package.save(folder)
     model = package["model"]
-    graph = json.dumps([sorted(op_histogram(model).items()), dict(model.opset_imports)])
+    bodies = sorted(model.functions)
+    graph = json.dumps([sorted(op_histogram(model).items()), dict(model.opset_imports), bodies])
     manifest = json.loads((folder / "mobius.json").read_text(encoding="utf-8"))
     return graph + json.dumps(manifest, sort_keys=True)
 

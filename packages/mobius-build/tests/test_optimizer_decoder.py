@@ -145,7 +145,8 @@ def test_custom_operators_carry_bodies_and_a_second_run_changes_nothing(
     optimize_model(model, ep, dtype)
     called = {(node.domain, node.op_type) for node in model.graph.all_nodes() if node.domain}
     bodies = {(function.domain, function.name) for function in _functions(model)}
-    assert called - bodies <= {("com.microsoft", "GroupQueryAttention")}
+    # ONNX Runtime ignores the body of an operator that it knows: nobody else loads these graphs.
+    assert bodies == (called if get_ep(ep).keeps_function_bodies else set())
     first = fingerprint(model)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -409,7 +410,8 @@ def test_a_deep_decoder_is_quick_and_cost_grows_with_layers_only() -> None:
 
 def test_report_is_json() -> None:
     report = optimize_model(decoder("f16"), "cuda", "f16")
-    assert json.loads(report.to_json())["stages"][1]["applications"] == LAYERS
+    stages = {stage["name"]: stage for stage in json.loads(report.to_json())["stages"]}
+    assert stages["GQAFusion"]["applications"] == LAYERS
 
 
 _NOTHING: dict[str, Any] = {

@@ -65,12 +65,17 @@ def test_order_of_the_table() -> None:
 def test_names_are_those_of_the_specification() -> None:
     # C137: a stage is called what it does.
     assert [stage.name for stage in STAGES if stage.phase is Phase.FUSION] == [
+        "RMSNormFusion",
+        "LayerNormFusion",
+        "RotaryFusion",
+        "AttentionFusion",
         "GQAFusion",
         "FusedMatMul",
         "PackQKV",
         "SkipNorm",
         "SkipLayerNorm",
         "GeluFusion",
+        "PackedMultiHeadAttention",
         "BiasGelu",
     ]
     assert [stage.name for stage in STAGES if stage.phase is Phase.INLINE] == [

@@ -104,9 +104,19 @@ def test_optional_attributes_stay_unwritten():
 
 
 @pytest.mark.parametrize("dtype", [ir.DataType.FLOAT16, ir.DataType.BFLOAT16])
-def test_no_float32_meets_a_lower_precision(dtype):
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"attention_bias": True, "qk_norm": "head"},
+        {"qk_norm": "each_head", "qk_norm_type": "layer_no_bias", "qkv_clip": 3.0},
+        {"qk_norm": "head", "qk_norm_type": "layer_plain", "norm_type": "layer_plain"},
+        {"hidden_act": "xielu", "mlp_gated": False, "embedding_norm": True},
+        {"embedding_size": 32, "layer_layout": "norm_after_add", "final_norm": False},
+    ],
+)
+def test_no_float32_meets_a_lower_precision(dtype, options):
     """Case C046; and C047: the logits are float32 whatever the weights are."""
-    config = ArchitectureConfig(**BASE, attention_bias=True, qk_norm="head")
+    config = ArchitectureConfig(**BASE, **options)
     graph = trace(config, dtype)
     for node in graph:
         if node.op_type == "Cast":
@@ -118,6 +128,52 @@ def test_no_float32_meets_a_lower_precision(dtype):
         }
         assert floats <= {dtype}, node
     assert graph.outputs[0].dtype == ir.DataType.FLOAT
+
+
+def test_norms_after_rotation_come_between_it_and_attention():
+    """Case C042."""
+    options = {"qk_norm": "head", "qk_norm_after_rotary": True}
+    graph = trace(ArchitectureConfig(**BASE, **options))
+    for node in graph:
+        if node.op_type == "Attention":
+            split = node.inputs[0].producer().inputs[0].producer()
+            assert split.op_type == "RMSNormalization"
+            assert split.inputs[0].producer().inputs[0].producer().op_type == "RotaryEmbedding"
+
+
+def test_clipped_projections():
+    found = counts(trace(ArchitectureConfig(**BASE, qkv_clip=2.0)))
+    assert found["Clip"] == 3 * 2
+
+
+def test_layers_that_do_not_rotate():
+    found = counts(trace(ArchitectureConfig(**BASE, rope_layers=(True, False))))
+    assert found["RotaryEmbedding"] == 2
+
+
+def test_query_temperature_is_one_factor_of_all_layers():
+    found = counts(trace(ArchitectureConfig(**BASE, query_temperature=(0.1, 8))))
+    assert found["Log"] == 1
+    assert found["Div"] == 1
+
+
+def test_embedding_and_final_norm():
+    plain = counts(trace(ArchitectureConfig(**BASE)))["RMSNormalization"]
+    more = counts(trace(ArchitectureConfig(**BASE, embedding_norm=True)))["RMSNormalization"]
+    fewer = counts(trace(ArchitectureConfig(**BASE, final_norm=False)))["RMSNormalization"]
+    assert (more, fewer) == (plain + 1, plain - 1)
+
+
+def test_a_narrow_embedding_is_projected_both_ways():
+    shapes = {
+        name: tuple(parameter.shape.numpy())
+        for name, parameter in CausalLMModel(
+            ArchitectureConfig(**BASE, embedding_size=32)
+        ).named_parameters()
+    }
+    assert shapes["model.embed_tokens.weight"] == shapes["lm_head.weight"] == (97, 32)
+    assert shapes["model.project_in.weight"] == (64, 32)
+    assert shapes["model.project_out.weight"] == (32, 64)
 
 
 def test_a_module_builds_twice():

@@ -83,6 +83,18 @@ def test_frozen_all_the_way_down():
             "needed: a rope_type of default, linear, dynamic, llama3, yarn, longrope",
         ),
         ({"hidden_act": "sine"}, "hidden_act is 'sine'; needed: one of gelu, gelu_fast"),
+        ({"qk_norm": "some"}, "qk_norm is 'some'; needed: one of None, head, each_head, full"),
+        (
+            {"qk_norm": "each_head"},
+            "qk_norm_type is 'rms'; needed: one of layer_no_bias",
+        ),
+        ({"qkv_clip": 0.0}, "qkv_clip is 0.0; needed: a number above zero"),
+        ({"embedding_size": 0}, "embedding_size is 0; needed: an integer of at least 1"),
+        ({"query_temperature": (0.1, 0)}, "a beta above zero and a length of at least 1"),
+        (
+            {"query_temperature": (0.1, 8), "rope_theta": None},
+            "query_temperature is (0.1, 8); needed: None without rotation",
+        ),
         ({"norm_type": "batch"}, "norm_type is 'batch'; needed: one of rms, layer"),
         ({"dtype": ir.DataType.INT8}, "needed: one of FLOAT, FLOAT16, BFLOAT16"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0; needed: a number above zero"),

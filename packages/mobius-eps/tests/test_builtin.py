@@ -16,12 +16,14 @@ F32, F16, BF16 = ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16
 EXPECTED: dict[str, dict[str, object]] = {
     "default": {},
     "cpu": {
+        "keeps_function_bodies": False,
         "gqa_dtypes": {F32},
         "qkv_pack_dtypes": {F32},
         "default_int4_accuracy_level": 4,
         "dtypes": {F32, F16},
     },
     "cuda": {
+        "keeps_function_bodies": False,
         "gqa_dtypes": {F16, BF16},
         "qkv_pack_dtypes": {F16, BF16},
         "supports_packed_multi_head_attention": True,
@@ -31,6 +33,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         },
     },
     "dml": {
+        "keeps_function_bodies": False,
         "gqa_dtypes": {F16},
         "supports_fused_rope": False,
         "supports_fused_moe": False,
@@ -38,6 +41,7 @@ EXPECTED: dict[str, dict[str, object]] = {
         "max_opset": 21,
     },
     "webgpu": {
+        "keeps_function_bodies": False,
         "gqa_dtypes": {F32, F16},
         "qkv_pack_dtypes": {F32, F16},
         "supports_fused_matmul": False,
@@ -47,12 +51,14 @@ EXPECTED: dict[str, dict[str, object]] = {
         "dtypes": {F32, F16},
     },
     "mlx": {
+        "keeps_function_bodies": False,
         "gqa_dtypes": {F32, F16, BF16},
         "supports_fused_matmul": False,
         "supports_fused_moe": False,
         "supports_packed_multi_head_attention": True,
     },
     "trt-rtx": {
+        "keeps_function_bodies": False,
         "gqa_dtypes": {F16, BF16},
         "qkv_pack_dtypes": {F16, BF16},
         "supports_skip_layer_norm": False,

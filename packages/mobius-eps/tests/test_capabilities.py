@@ -38,6 +38,7 @@ def test_defaults_are_portable_onnx() -> None:
         "allowed_domains": frozenset({"", "com.microsoft"}),
         "max_opset": 24,
         "lacks": (),
+        "keeps_function_bodies": True,
     }
 
 

@@ -1,11 +1,12 @@
 """Every family against transformers: what it saves is what our module's parameters need.
 
-Covers C018, C019, C063: a bijection, no tensor left over and no parameter unfilled.
+Covers C018, C019, C063, C065, C130: a bijection, no tensor left over and no parameter unfilled.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ import pytest
 import torch
 import transformers
 from onnxscript import nn
+from tests.parity.reference import CONFIGS, VARIANTS, make_model
 
 from mobius.sources import SourceOptions
 from mobius_hf.checkpoint import open_checkpoint
+from mobius_hf.errors import CheckpointConfigError
 from mobius_hf.registry import find_architecture, supported_model_types
 from mobius_hf.repository import Folder
 from mobius_hf.source import source
@@ -33,6 +36,7 @@ SIZES = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+# Families whose parameters have the names and values of the checkpoint.
 CASES: list[tuple[str, dict[str, Any]]] = [
     ("llama", {}),
     ("llama", {"tie_word_embeddings": True}),
@@ -70,7 +74,7 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def test_every_family_has_a_case() -> None:
-    assert {model_type for model_type, _ in CASES} == set(supported_model_types())
+    assert set(CONFIGS) == set(supported_model_types())
 
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "20KB"], ids=["single", "sharded"])
@@ -92,6 +96,43 @@ def test_checkpoint_and_parameters_are_a_bijection(
     assert weights.keys() == expected
     for name, tensor in weights.items():
         np.testing.assert_array_equal(tensor.numpy(), state[name].numpy())
+
+
+@pytest.mark.parametrize("model_type", [*CONFIGS, *VARIANTS])
+def test_every_tensor_becomes_a_parameter(tmp_path: Path, model_type: str) -> None:
+    """Split, transposed and renamed as they may be: nothing is left over, nothing is missing."""
+    model = make_model(model_type)
+    model.save_pretrained(tmp_path)
+    opened = source.open(str(tmp_path), SourceOptions())
+    weights = opened.load_weights()
+    shapes = _shapes(opened.make_module())
+    assert {name: tuple(tensor.shape.numpy()) for name, tensor in weights.items()} == shapes
+    buffers = sum(
+        math.prod(shape) for name, shape in shapes.items() if name.endswith((".beta", ".eps"))
+    )
+    elements = sum(math.prod(shape) for shape in shapes.values()) - buffers
+    assert elements == sum(parameter.numel() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("model_type", [*CONFIGS, *VARIANTS])
+def test_saved_configs_read_the_same_without_transformers(tmp_path: Path, model_type: str) -> None:
+    """Case C130: the raw file with our own defaults gives what transformers resolves."""
+    make_model(model_type).config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text())
+    architecture = find_architecture(raw["model_type"], config=path, has_own_code=False)
+    config = architecture.to_config(raw, path)
+    assert config == architecture.to_config(raw, path, through_transformers=False)
+
+
+@pytest.mark.parametrize("model_type", list(CONFIGS))
+def test_a_field_that_is_not_read_is_refused(tmp_path: Path, model_type: str) -> None:
+    make_model(model_type).config.save_pretrained(tmp_path)
+    path = tmp_path / "config.json"
+    raw = json.loads(path.read_text()) | {"score_multiplier": 2.0}
+    architecture = find_architecture(raw["model_type"], config=path, has_own_code=False)
+    with pytest.raises(CheckpointConfigError, match=r"score_multiplier = 2\.0"):
+        architecture.to_config(raw, path)
 
 
 def test_bfloat16_checkpoints_keep_their_bits(tmp_path: Path) -> None:

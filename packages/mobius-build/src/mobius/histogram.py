@@ -7,6 +7,7 @@ import collections
 import onnx_ir as ir
 
 from mobius.report import OpDelta
+from mobius_ir_rules.passes.graphs import all_nodes
 
 Histogram = collections.Counter[str]
 
@@ -16,7 +17,7 @@ def op_histogram(model: ir.Model) -> Histogram:
 
     Operators of other domains are qualified: `com.microsoft::GroupQueryAttention`.
     """
-    counts = collections.Counter((node.domain, node.op_type) for node in model.graph.all_nodes())
+    counts = collections.Counter((node.domain, node.op_type) for node in all_nodes(model.graph))
     return collections.Counter(
         {
             f"{domain}::{op_type}" if domain else op_type: count

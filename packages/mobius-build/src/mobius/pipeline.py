@@ -19,22 +19,29 @@ from mobius.op_support import SINCE_VERSION, runs, wrong_attributes
 from mobius.opsets import parse_opset
 from mobius.roles import Role, parse_role
 from mobius.stage import Phase, Stage, Target
-from mobius.stage_pass import RuleGroup, Steps, UniqueNames
+from mobius.stage_pass import DropFunctions, RuleGroup, Steps, UniqueNames
 from mobius_eps import EpCapabilities, get_ep
 from mobius_ir_rules.functions import FUNCTIONS
 from mobius_ir_rules.functions.attach import AttachFunctions
+from mobius_ir_rules.functions.calls import CallBody
+from mobius_ir_rules.fusion.attention import attention_rules
 from mobius_ir_rules.fusion.bias_gelu import OPERATORS as BIAS_GELU_OPERATORS
 from mobius_ir_rules.fusion.bias_gelu import bias_gelu_rules
 from mobius_ir_rules.fusion.fused_mat_mul import fused_matmul_rules
 from mobius_ir_rules.fusion.gelu import gelu_rules
 from mobius_ir_rules.fusion.group_query_attention import group_query_attention_rules
+from mobius_ir_rules.fusion.layer_normalization import layer_normalization_rules
 from mobius_ir_rules.fusion.pack_qkv import pack_qkv_rules
+from mobius_ir_rules.fusion.packed_multi_head_attention import packed_multi_head_attention_rules
+from mobius_ir_rules.fusion.rms_normalization import rms_normalization_rules
+from mobius_ir_rules.fusion.rotary_embedding import rotary_embedding_rules
 from mobius_ir_rules.fusion.skip_layer_norm import skip_layer_norm_rules
 from mobius_ir_rules.fusion.skip_norm import skip_norm_rules
 from mobius_ir_rules.lowering.separate_rope import separate_rope_rules
 from mobius_ir_rules.lowering.unpack_qkv import unpack_qkv_rules
 from mobius_ir_rules.passes import (
     ClearMetadata,
+    CompleteOpsetImports,
     DeduplicateInitializers,
     EliminateCommonSubexpressions,
     EliminateIdentity,
@@ -117,6 +124,24 @@ def _lowers_opset(target: Target) -> bool:
     return target.result_opset < target.model_opset
 
 
+def _packs_attention(target: Target) -> bool:
+    return target.role is not Role.DECODER and runs(target, _MICROSOFT, "PackedMultiHeadAttention")
+
+
+def _from_primitives(
+    factory: Callable[[], Sequence[RewriteRule]],
+) -> Callable[[Target], RuleGroup]:
+    """Return a maker of a `RuleGroup` after which the next one knows types and shapes."""
+
+    def make(target: Target) -> RuleGroup:
+        del target
+        return RuleGroup(
+            factory(), [EliminateCommonSubexpressions(), RemoveUnused(), InferShapes()]
+        )
+
+    return make
+
+
 def _rule_group(factory: Callable[[], Sequence[RewriteRule]]) -> Callable[[Target], RuleGroup]:
     """Return a maker of a `RuleGroup`, whatever the target."""
 
@@ -158,6 +183,7 @@ def _make_cleanup(target: Target) -> ir.passes.PassBase:
         return not known and not runs(target, function.domain, function.name)
 
     return Steps(
+        CompleteOpsetImports(),
         common_passes.TopologicalSortPass(),  # runtimes accept any order, rules do not
         InlineFunctions(is_foreign),
         EliminateIdentity(),
@@ -186,13 +212,26 @@ def _make_fold(target: Target) -> ir.passes.PassBase:
     return Steps(
         FoldWeights(),
         FoldConstants(),
-        # Whoever does not know an operator that stays can expand its body; the target need not.
-        AttachFunctions(_bodies(target, run=True), log_level=logging.INFO),
+        *_kept_bodies(target),
         EliminateIdentity(),
         EliminateCommonSubexpressions(),
         RemoveUnused(),
         UniqueNames(),
+        ClearMetadata(),
     )
+
+
+def _kept_bodies(target: Target) -> list[ir.passes.InPlacePass]:
+    """Return the passes that give the operators that stay their bodies, and write calls in full.
+
+    Whoever does not know such an operator can expand its body; the target itself need not.
+    """
+    bodies = _bodies(target, run=True)
+    if target.capabilities.keeps_function_bodies:
+        return [AttachFunctions(bodies, log_level=logging.INFO)]
+    # A body made for the form of a call tells nothing about how to complete the call.
+    plain = {name: body for name, body in bodies.items() if not isinstance(body, CallBody)}
+    return [AttachFunctions(plain, log_level=logging.INFO), DropFunctions(bodies)]
 
 
 def _bodies(target: Target, *, run: bool) -> dict[tuple[str, str], Callable[[int], ir.Function]]:
@@ -204,6 +243,16 @@ def _bodies(target: Target, *, run: bool) -> dict[tuple[str, str], Callable[[int
 
 STAGES: tuple[Stage, ...] = (
     Stage(Phase.CLEANUP, "Cleanup", _always, _make_cleanup),
+    # First what exporters write out as primitives; what the target lacks of it is lowered again.
+    *(
+        Stage(Phase.FUSION, name, _always, _from_primitives(factory))
+        for name, factory in (
+            ("RMSNormFusion", rms_normalization_rules),
+            ("LayerNormFusion", layer_normalization_rules),
+            ("RotaryFusion", rotary_embedding_rules),
+            ("AttentionFusion", attention_rules),
+        )
+    ),
     Stage(Phase.FUSION, GQA_FUSION, _fuses_gqa, _make_gqa_fusion),
     # Before PackQKV: weights in the layout that they are stored in are joined without a transpose.
     Stage(Phase.FUSION, "FusedMatMul", _runs_any("FusedMatMul"), _rule_group(fused_matmul_rules)),
@@ -221,6 +270,12 @@ STAGES: tuple[Stage, ...] = (
         _rule_group(skip_layer_norm_rules),
     ),
     Stage(Phase.FUSION, "GeluFusion", _fuses_gelu, _rule_group(gelu_rules)),
+    Stage(
+        Phase.FUSION,
+        "PackedMultiHeadAttention",
+        _packs_attention,
+        _rule_group(packed_multi_head_attention_rules),
+    ),
     Stage(Phase.FUSION, "BiasGelu", _runs_any(*BIAS_GELU_OPERATORS), _make_bias_gelu),
     Stage(Phase.INLINE, FUSED_MAT_MUL.stage_name, FUSED_MAT_MUL.needed, FUSED_MAT_MUL.make),
     Stage(Phase.INLINE, "InlinePass", _always, _make_inline),

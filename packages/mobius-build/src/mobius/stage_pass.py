@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 import onnx_ir as ir
 from onnxscript.rewriter import RewriteRule, RewriteRuleSet
@@ -83,3 +83,19 @@ class UniqueNames(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rename; inputs, outputs and initializers keep their names."""
         return ir.passes.PassResult(model, make_names_unique(model))
+
+
+class DropFunctions(ir.passes.InPlacePass):
+    """Takes the bodies of operators that the target runs itself out of a model."""
+
+    def __init__(self, operators: Container[tuple[str, str]]) -> None:
+        """Create the pass; `operators` are (domain, name) of what needs no body."""
+        super().__init__()
+        self._operators = operators
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Drop them."""
+        dropped = [key for key in model.functions if key[:2] in self._operators]
+        for key in dropped:
+            del model.functions[key]
+        return ir.passes.PassResult(model, bool(dropped))

@@ -177,6 +177,7 @@ class ArchitectureConfig:
         self._resolve_heads()
         self._resolve_rotary()
         self._resolve_layers()
+        self._check_temperature()
         self._check_choice("hidden_act", (*ACTIVATIONS, "xielu"))
         self._check_choice("norm_type", NORM_TYPES)
         self._check_choice("layer_layout", LAYER_LAYOUTS)
@@ -199,6 +200,10 @@ class ArchitectureConfig:
             value = getattr(self, field)
             if value is not None and not value > 0:
                 raise ConfigError(field, value, "a number above zero, or None where optional")
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ArchitectureConfig:
+        """Return this configuration itself: it is frozen all the way down."""
+        return self
 
     @property
     def kv_heads(self) -> int:
@@ -262,6 +267,16 @@ class ArchitectureConfig:
         value = getattr(self, field)
         if value not in choices:
             raise ConfigError(field, value, f"one of {', '.join(map(str, choices))}")
+
+    def _check_temperature(self) -> None:
+        if self.query_temperature is None:
+            return
+        beta, length = self.query_temperature
+        if not beta > 0 or isinstance(length, bool) or not isinstance(length, int) or length < 1:
+            needed = "a beta above zero and a length of at least 1"
+            raise ConfigError("query_temperature", self.query_temperature, needed)
+        if self.position_embedding != "rotary":
+            raise ConfigError("query_temperature", self.query_temperature, "None without rotation")
 
     def _resolve_heads(self) -> None:
         if self.num_key_value_heads is None:

@@ -21,6 +21,14 @@ class Parameter(nn.Parameter):
         super().__init__(shape, dtype=dtype, name=name)
         self._follows_build = dtype is None
 
+    def __deepcopy__(self, memo: dict[int, object]) -> Parameter:
+        """Return a parameter like this one that belongs to no graph yet."""
+        assert self.shape is not None
+        copy = Parameter(self.shape.numpy(), self.dtype, self.name)
+        copy._follows_build = self._follows_build
+        memo[id(self)] = copy
+        return copy
+
     def set_build_dtype(self, dtype: ir.DataType) -> None:
         """Take `dtype`, unless the component fixed another."""
         if self._follows_build:

@@ -50,6 +50,7 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
     EpCapabilities(name="default", lacks=_ORT_CPU_LACKS),
     EpCapabilities(
         name="cpu",
+        keeps_function_bodies=False,
         gqa_dtypes=frozenset({_F32}),
         qkv_pack_dtypes=frozenset({_F32}),
         default_int4_accuracy_level=4,
@@ -58,6 +59,7 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
     ),
     EpCapabilities(
         name="cuda",
+        keeps_function_bodies=False,
         gqa_dtypes=frozenset({_F16, _BF16}),
         qkv_pack_dtypes=frozenset({_F16, _BF16}),
         supports_packed_multi_head_attention=True,  # kernels in float32 and float16
@@ -81,6 +83,7 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
     ),
     EpCapabilities(
         name="dml",
+        keeps_function_bodies=False,
         gqa_dtypes=frozenset({_F16}),
         supports_fused_rope=False,
         supports_fused_moe=False,  # no MoE in DirectML's operator table (ORT 1.24)
@@ -106,6 +109,7 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
     ),
     EpCapabilities(
         name="webgpu",
+        keeps_function_bodies=False,
         gqa_dtypes=frozenset({_F32, _F16}),
         qkv_pack_dtypes=frozenset({_F32, _F16}),
         supports_fused_matmul=False,  # neither FusedMatMul nor MoE in the plugin EP 0.4
@@ -132,6 +136,7 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
     ),
     EpCapabilities(
         name="mlx",
+        keeps_function_bodies=False,
         gqa_dtypes=frozenset({_F32, _F16, _BF16}),
         supports_fused_matmul=False,  # neither FusedMatMul nor MoE in the plugin EP 0.31
         supports_fused_moe=False,
@@ -140,6 +145,7 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
     ),
     EpCapabilities(
         name="trt-rtx",
+        keeps_function_bodies=False,
         gqa_dtypes=frozenset({_F16, _BF16}),
         qkv_pack_dtypes=frozenset({_F16, _BF16}),
         supports_skip_layer_norm=False,

@@ -32,7 +32,12 @@ _CONTRIB_FLAGS = (
     "supports_fused_moe",
     "supports_packed_multi_head_attention",
 )
-_FLAGS = ("supports_fused_rope", *_CONTRIB_FLAGS, "enable_graph_capture")
+_FLAGS = (
+    "supports_fused_rope",
+    *_CONTRIB_FLAGS,
+    "enable_graph_capture",
+    "keeps_function_bodies",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,6 +74,9 @@ class EpCapabilities:
             kernel table that stops at Cast-21 has no kernel for the Cast of opset 23.
         lacks: Operators that the target has no kernel for, or gets wrong. A flag above that is
             False says the same of its operators. Given as any iterable; order does not matter.
+        keeps_function_bodies: Custom operators that stay carry a function body, for a runtime that
+            does not know them. False where only ONNX Runtime will load the graph: it ignores the
+            body of an operator that it knows.
 
     Raises:
         InvalidCapabilitiesError: If a value is wrong, alone or beside another field. The message
@@ -92,6 +100,7 @@ class EpCapabilities:
     allowed_domains: frozenset[str] = frozenset({STANDARD_DOMAIN, CONTRIB_DOMAIN})
     max_opset: int = NEWEST_OPSET
     lacks: tuple[Lack, ...] = ()
+    keeps_function_bodies: bool = True
 
     def __post_init__(self) -> None:
         """Validate each field, freeze the containers, then validate fields against each other."""

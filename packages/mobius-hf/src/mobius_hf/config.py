@@ -71,11 +71,11 @@ def require(raw: Mapping[str, Any], names: tuple[str, ...], model_type: str, pat
     """
     missing = [name for name in names if all(raw.get(either) is None for either in name.split("|"))]
     if missing:
+        listed = [" or ".join(map(repr, name.split("|"))) for name in missing]
         close = difflib.get_close_matches(missing[0], raw.keys() - names)
         hint = f" Did you mean {missing[0]!r} by {close[0]!r}?" if close else ""
         raise CheckpointConfigError(
-            f"{path} lacks {', '.join(map(repr, missing))}, which every {model_type!r} config "
-            f"has.{hint}"
+            f"{path} lacks {', '.join(listed)}, which every {model_type!r} config has.{hint}"
         )
 
 

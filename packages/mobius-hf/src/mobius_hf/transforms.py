@@ -148,6 +148,29 @@ class SplitGroups(Transform):
 
 
 @dataclasses.dataclass(frozen=True)
+class SplitHeads(Transform):
+    """A matrix `[heads, size]` that becomes a parameter for each head. Source: `CohereLayerNorm`.
+
+    Attributes:
+        into: Name of the parameters, with references to groups of the pattern and `{}` for the
+            head.
+    """
+
+    into: str
+
+    def apply(
+        self, match: re.Match[str], tensor: ir.TensorProtocol, config: ArchitectureConfig
+    ) -> Iterator[Named]:
+        """Yield the rows."""
+        del config
+        source = leaf(tensor)
+        for head in range(source.shape[0]):
+            name = match.expand(self.into).format(head)
+            row = Reshape(_rows(source, slice(head, head + 1)), source.shape[1:])
+            yield name, DerivedTensor(row, name)
+
+
+@dataclasses.dataclass(frozen=True)
 class SplitShards(Transform):
     """Query, value and key of each of four shards, one after the other.
 

@@ -55,20 +55,36 @@ class LayerNorm(nn.Module):
         return op.LayerNormalization(*inputs, axis=-1, epsilon=self._eps, stash_type=_STASH_FLOAT32)
 
 
+class HeadWeight(nn.Module):
+    """The weight of one head, `[size]`."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.weight = Parameter([size])
+
+    def forward(self, op: OpBuilder) -> ir.Value:
+        """Return the weight, which is part of the model from here on."""
+        del op
+        return self.weight
+
+
 class EachHeadNorm(nn.Module):
     """`LayerNorm` without bias of each head, `[B, S, heads, size]`, with weights for each.
 
-    Source: `transformers` `CohereLayerNorm`, `StableLmLayerNormPerHead`.
+    Every head has a parameter of its own; the optimiser makes one tensor of them.
+    Source: `transformers` `StableLmLayerNormPerHead`, `CohereLayerNorm`.
     """
 
     def __init__(self, heads: int, size: int, eps: float) -> None:
         super().__init__()
-        self.weight = Parameter([heads, size])
+        self.norms = nn.ModuleList([HeadWeight(size) for _ in range(heads)])
         self._plain = LayerNorm(size, eps, weight=False)
+        self._shape = (heads, size)
 
     def forward(self, op: OpBuilder, x: ir.Value) -> Any:
         """Return `x` normalised."""
-        return op.Mul(self._plain(op, x), self.weight)
+        weights = op.Concat(*(norm(op) for norm in self.norms), axis=0)
+        return op.Mul(self._plain(op, x), op.Reshape(weights, list(self._shape)))
 
 
 def make_norm(norm_type: str, size: int, eps: float) -> nn.Module:

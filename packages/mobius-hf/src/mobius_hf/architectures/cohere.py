@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 from mobius_hf.architectures.base import DecoderArchitecture
 from mobius_hf.config import ConfigFields
+from mobius_hf.transforms import SplitHeads
 
 
 class Cohere(DecoderArchitecture):
@@ -23,6 +24,8 @@ class Cohere(DecoderArchitecture):
         "use_qk_norm": False,
         "tie_word_embeddings": True,
     }
+
+    transforms = (SplitHeads(r"(.*\.self_attn\.[qk]_norm)\.weight", r"\1.norms.{}.weight"),)
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the shared arguments, the layout and the scale of the logits."""

@@ -11,7 +11,7 @@ from mobius_components import ArchitectureConfig
 from mobius_components.models import CausalLMModel
 from mobius_hf.architectures.base import Architecture
 from mobius_hf.config import ConfigFields
-from mobius_hf.transforms import Split, Transposed, qkv_sizes
+from mobius_hf.transforms import Split, Transform, Transposed, qkv_sizes
 
 _LAYER = r"^(?:transformer\.)?h\.(\d+)"
 
@@ -45,7 +45,7 @@ class GPT2(Architecture):
         (r"^(?:transformer\.)?wpe\.", "model.embed_positions."),
         (r"^(?:transformer\.)?ln_f\.", "model.norm."),
     )
-    transforms = (
+    transforms: ClassVar[tuple[Transform, ...]] = (
         Split(
             r"(.*\.self_attn)\.c_attn\.(.*)",
             (r"\1.q_proj.\2", r"\1.k_proj.\2", r"\1.v_proj.\2"),

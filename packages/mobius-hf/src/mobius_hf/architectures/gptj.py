@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
@@ -56,6 +57,8 @@ class GPTJ(Architecture):
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return all arguments, from GPT-J's own names."""
         width, heads = fields.integer("n_embd"), fields.integer("n_head")
+        # Just above the quotient, so that the product with the head's width is not just below.
+        factor = math.nextafter(fields.integer("rotary_dim") * heads / width, 1.0)
         return {
             "vocab_size": fields.integer("vocab_size"),
             "hidden_size": width,
@@ -66,7 +69,7 @@ class GPTJ(Architecture):
             "hidden_act": fields.text("activation_function"),
             "rms_norm_eps": fields.number("layer_norm_epsilon"),
             "tie_word_embeddings": fields.flag("tie_word_embeddings"),
-            "partial_rotary_factor": fields.integer("rotary_dim") * heads / width,
+            "partial_rotary_factor": factor,
             "rope_interleaved": True,
             "norm_type": "layer",
             "layer_layout": "parallel",

@@ -10,7 +10,7 @@ from mobius_hf.config import ConfigFields
 
 
 class HyperCLOVAX(Llama):
-    """Granite's multipliers, but that of the logits multiplies; norms before and after each part."""
+    """Granite with norms after each part, too, and with a factor, not a divisor, of the logits."""
 
     model_type = "hyperclovax"
     defaults: ClassVar[Mapping[str, Any]] = {

@@ -83,6 +83,7 @@ class Mpt(Architecture):
             "rms_norm_eps": fields.number("layer_norm_epsilon"),
             "tie_word_embeddings": fields.flag("tie_word_embeddings"),
             "position_embedding": "alibi",
+            # As the authors' own code reads it; transformers takes 8, whatever the file says.
             "alibi_bias_max": float(attention.get("alibi_bias_max", 8)),
             "attention_scale": attention.get("softmax_scale"),
             # transformers does not clip with 0 either.

@@ -22,16 +22,22 @@ class StableLm(DecoderArchitecture):
         "layer_norm_eps": 1e-5,
         "partial_rotary_factor": 0.25,
         "use_qkv_bias": False,
+        "qk_layernorm": False,
         "use_parallel_residual": False,
     }
-    fixed: ClassVar[Mapping[str, object]] = {"qk_layernorm": False}
+    renames = (
+        (r"^(?:model\.)?(layers\.\d+\.self_attn)\.([qk])_layernorm\.", r"model.\1.\2_norm."),
+        *DecoderArchitecture.renames,
+    )
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
-        """Return the shared arguments, the layout and the bias."""
+        """Return the shared arguments, the layout, the norms and the bias."""
         parallel = fields.flag("use_parallel_residual")
         return super().arguments(fields) | {
             "norm_type": "layer",
             "layer_layout": "parallel" if parallel else "pre_norm",
+            "qk_norm": "each_head" if fields.flag("qk_layernorm") else None,
+            "qk_norm_type": "layer_no_bias",
             "attention_bias": fields.flag("use_qkv_bias"),
         }
 

@@ -13,7 +13,13 @@ from mobius_ir_rules.functions import FUNCTIONS
 from mobius_ir_rules.functions.body import OLDEST_OPSET
 from mobius_ir_rules.functions.calls import CallBody
 from mobius_ir_rules.match_log import Refusal
-from mobius_ir_rules.passes.graphs import GraphLike, roots, unique_name, value_names
+from mobius_ir_rules.passes.graphs import (
+    GraphLike,
+    all_nodes,
+    roots,
+    unique_name,
+    value_names,
+)
 from mobius_ir_rules.rule import RefusedError
 from mobius_ir_rules.values import describe_node, node_name
 
@@ -211,7 +217,7 @@ def _import_domain(model: ir.Model, key: tuple[str, str]) -> None:
 def _nodes(model: ir.Model) -> Iterator[tuple[GraphLike, ir.Node]]:
     """Yield every node with the graph or function whose imports hold for it."""
     for container in roots(model):
-        for node in container.all_nodes():
+        for node in all_nodes(container):
             yield container, node
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import OpBuilder, build_function
 
-from mobius_ir_rules.passes.graphs import unique_name
+from mobius_ir_rules.passes.graphs import all_nodes, unique_name
 
 OLDEST_OPSET = 17
 """Oldest opset that the bodies are written for: the first one with LayerNormalization."""
@@ -58,7 +58,7 @@ def make_function(
     for value, output in zip(function.outputs, outputs, strict=True):
         value.name = output
     taken = {*inputs, *outputs}
-    for node in function.all_nodes():
+    for node in all_nodes(function):
         # The builder notes its scopes, and that it could not infer untyped formal inputs.
         node.metadata_props.clear()
         # It numbers each subgraph from the start; ONNX's data propagation wants names that no

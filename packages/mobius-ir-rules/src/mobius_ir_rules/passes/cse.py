@@ -11,6 +11,7 @@ from mobius_ir_rules.functions.masks import DOMAIN as MASK_DOMAIN
 from mobius_ir_rules.lazy import is_small_materialized
 from mobius_ir_rules.passes.graphs import (
     GraphLike,
+    all_nodes,
     complete_type,
     graph_attributes,
     remove_nodes,
@@ -103,7 +104,7 @@ class EliminateCommonSubexpressions(ir.passes.InPlacePass):
                 for identifier in pure
                 if not all(
                     self._is_pure(node, model, pure)
-                    for node in model.functions[identifier].all_nodes()
+                    for node in all_nodes(model.functions[identifier])
                 )
             }
             if not impure:

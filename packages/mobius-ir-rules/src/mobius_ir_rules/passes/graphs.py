@@ -8,6 +8,8 @@ import onnx_ir as ir
 
 GraphLike = ir.Graph | ir.Function
 
+_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+
 
 def roots(model: ir.Model) -> list[GraphLike]:
     """Return the main graph and each function: what has a namespace and opset imports."""
@@ -19,6 +21,20 @@ def scopes(model: ir.Model) -> Iterator[GraphLike]:
     for root in roots(model):
         yield root
         yield from tuple(root.subgraphs())
+
+
+def all_nodes(root: GraphLike) -> Iterator[ir.Node]:
+    """Yield the nodes of a graph or function, each followed by those of its subgraphs.
+
+    As `root.all_nodes()`, several times as fast where few nodes have subgraphs.
+    """
+    for node in root:
+        yield node
+        for attribute in node.attributes.values():
+            if attribute.type in _GRAPHS and not attribute.is_ref():
+                for graph in graph_attributes(node):
+                    yield from all_nodes(graph)
+                break
 
 
 def value_names(root: GraphLike) -> set[str]:
@@ -38,7 +54,7 @@ def values_of(root: GraphLike) -> Iterator[ir.Value]:
             for value in tuple(graph.initializers.values()):
                 if not value.is_graph_input():
                     yield value
-    for node in root.all_nodes():
+    for node in all_nodes(root):
         yield from node.outputs
 
 
@@ -48,7 +64,7 @@ def values_found_by_name(root: GraphLike) -> Iterator[ir.Value]:
     If, Loop and Scan bind theirs by position. BeamSearch of com.microsoft and the like find them
     by name, so they must keep the names that they have.
     """
-    for node in root.all_nodes():
+    for node in all_nodes(root):
         if node.domain:
             for graph in graph_attributes(node):
                 yield from graph.inputs
@@ -89,7 +105,7 @@ def remove_nodes(graph: GraphLike, nodes: Iterable[ir.Node]) -> None:
     graph.remove(nodes, safe=True)
     for node in nodes:
         for subgraph in graph_attributes(node):
-            for inner in subgraph.all_nodes():
+            for inner in all_nodes(subgraph):
                 for index in range(len(inner.inputs)):
                     inner.replace_input_with(index, None)
 

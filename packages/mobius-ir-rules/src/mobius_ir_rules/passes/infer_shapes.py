@@ -9,7 +9,7 @@ import onnx_ir as ir
 
 from mobius_ir_rules.lazy import is_small_materialized
 from mobius_ir_rules.passes.constants import constant_tensor
-from mobius_ir_rules.passes.graphs import GraphLike, graph_attributes
+from mobius_ir_rules.passes.graphs import GraphLike, all_nodes, graph_attributes
 
 _SMALL = 1024
 
@@ -37,7 +37,7 @@ class InferShapes(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
-        if not any(_lacks(node, model) for node in model.graph.all_nodes()):
+        if not any(_lacks(node, model) for node in all_nodes(model.graph)):
             return ir.passes.PassResult(model, False)
         modified = _infer_model(model) if self._whole_graph else False
         modified |= infer_missing(model)
@@ -86,7 +86,7 @@ def _infer_model(model: ir.Model) -> bool:
         raise ShapeInferenceError(str(error)) from error
     missing = {
         value.name: value
-        for node in graph.all_nodes()
+        for node in all_nodes(graph)
         for value in node.outputs
         if _is_incomplete(value, model)
     }

@@ -7,7 +7,14 @@ from collections.abc import Callable
 import onnx_ir as ir
 import onnx_ir.passes.common as common_passes
 
-from mobius_ir_rules.passes.graphs import GraphLike, roots, scopes, unique_name, value_names
+from mobius_ir_rules.passes.graphs import (
+    GraphLike,
+    all_nodes,
+    roots,
+    scopes,
+    unique_name,
+    value_names,
+)
 from mobius_ir_rules.passes.infer_shapes import infer_missing
 from mobius_ir_rules.passes.unique_names import make_names_unique
 from mobius_ir_rules.passes.unused import RemoveUnused, used_domains
@@ -78,7 +85,7 @@ def _separate_outputs(function: ir.Function) -> None:
 
 
 def _forget_dimension_names(function: ir.Function) -> None:
-    for node in function.all_nodes():
+    for node in all_nodes(function):
         for output in node.outputs:
             if output.shape is not None:
                 dims = (dim if isinstance(dim, int) else None for dim in output.shape)
@@ -89,7 +96,7 @@ def _infer_dimensions(model: ir.Model, own: set[ir.Node]) -> None:
     """Infer shapes of what was inlined; what inference cannot say stays as the body said it."""
     said = {
         output: output.shape
-        for node in model.graph.all_nodes()
+        for node in all_nodes(model.graph)
         if node not in own
         for output in node.outputs
         if output.shape is not None
@@ -110,7 +117,7 @@ def _infer_dimensions(model: ir.Model, own: set[ir.Node]) -> None:
 def _complete_calls(root: GraphLike, model: ir.Model, chosen: set[ir.OperatorIdentifier]) -> None:
     """Name every output of each chosen call, omitted and trailing ones too."""
     taken: set[str] | None = None
-    for node in root.all_nodes():
+    for node in all_nodes(root):
         if node.op_identifier() not in chosen:
             continue
         function = model.functions[node.op_identifier()]

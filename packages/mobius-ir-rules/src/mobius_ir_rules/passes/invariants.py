@@ -8,6 +8,7 @@ import onnx_ir as ir
 
 from mobius_ir_rules.passes.graphs import (
     GraphLike,
+    all_nodes,
     graph_attributes,
     roots,
     values_found_by_name,
@@ -50,7 +51,7 @@ def check_model_invariants(
             problems += (
                 f"node {node.name!r} in {where} is {_qualified(node)}, and neither is its domain "
                 f"one of {sorted(allowed_domains)} nor does the model define the operator"
-                for node in root.all_nodes()
+                for node in all_nodes(root)
                 if node.domain not in allowed_domains
                 and node.op_identifier() not in model.functions
             )
@@ -102,7 +103,7 @@ def _check_root(root: GraphLike | ir.Function, model: ir.Model) -> Iterator[str]
     outer = {value.name for value in (*root.inputs, *root.outputs)}
     names += sorted({value.name for value in bound.values() if value.name} - outer)
     yield from _repeated("value", names)
-    yield from _repeated("node", [node.name for node in root.all_nodes() if node.name])
+    yield from _repeated("node", [node.name for node in all_nodes(root) if node.name])
     yield from _check_scope(root, set())
 
 

@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 import onnx_ir as ir
 
-from mobius_ir_rules.passes.graphs import roots, values_of
+from mobius_ir_rules.passes.graphs import all_nodes, roots, values_of
 
 
 class ClearMetadata(ir.passes.InPlacePass):
@@ -25,7 +25,7 @@ class ClearMetadata(ir.passes.InPlacePass):
         """Run the pass."""
         modified = False
         for root in roots(model):
-            items: list[ir.Node | ir.Value] = [*root.all_nodes(), *values_of(root)]
+            items: list[ir.Node | ir.Value] = [*all_nodes(root), *values_of(root)]
             for item in items:
                 dropped = [key for key in item.metadata_props if key not in self._keep]
                 for key in dropped:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from mobius_ir_rules.passes.graphs import GraphLike, roots
+from mobius_ir_rules.passes.graphs import GraphLike, all_nodes, roots
 from mobius_ir_rules.passes.unused import used_domains
 from mobius_ir_rules.values import MICROSOFT
 
@@ -27,7 +27,7 @@ class CompleteOpsetImports(ir.passes.InPlacePass):
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Run the pass."""
         modified = False
-        for node in (node for root in roots(model) for node in root.all_nodes()):
+        for node in (node for root in roots(model) for node in all_nodes(root)):
             if node.domain == _ALIAS:
                 node.domain = ""
                 modified = True

@@ -6,6 +6,7 @@ import onnx_ir as ir
 
 from mobius_ir_rules.passes.graphs import (
     GraphLike,
+    all_nodes,
     roots,
     unique_name,
     values_found_by_name,
@@ -43,7 +44,7 @@ def _make_unique(root: GraphLike) -> bool:
             value.name = name
             modified = True
     used: set[str] = set()
-    for node in root.all_nodes():
+    for node in all_nodes(root):
         name = unique_name(node.name or node.op_type, used)
         if name != node.name:
             node.name = name

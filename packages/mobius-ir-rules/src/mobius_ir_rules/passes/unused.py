@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import onnx_ir as ir
 
-from mobius_ir_rules.passes.graphs import GraphLike, graph_attributes, remove_nodes, roots
+from mobius_ir_rules.passes.graphs import (
+    GraphLike,
+    all_nodes,
+    graph_attributes,
+    remove_nodes,
+    roots,
+)
 
 
 class RemoveUnused(ir.passes.InPlacePass):
@@ -47,10 +53,12 @@ def _remove_dead(graph: GraphLike) -> bool:
 
 
 def _remove_functions(model: ir.Model) -> bool:
+    if not model.functions:
+        return False
     used: set[ir.OperatorIdentifier] = set()
     pending: list[GraphLike] = [model.graph]
     while pending:
-        for node in pending.pop().all_nodes():
+        for node in all_nodes(pending.pop()):
             identifier = node.op_identifier()
             if identifier in model.functions and identifier not in used:
                 used.add(identifier)
@@ -75,4 +83,4 @@ def _remove_imports(model: ir.Model) -> bool:
 
 def used_domains(graph: GraphLike) -> set[str]:
     """Return the domains of the nodes of a graph or function and its subgraphs."""
-    return {node.domain for node in graph.all_nodes()}
+    return {node.domain for node in all_nodes(graph)}
