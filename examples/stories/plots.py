@@ -102,7 +102,7 @@ FRIEND_FIXES = {
     "lost": (
         "They looked {wrong}, but it was not there. "
         "Then they looked {right}, and there was the {toy}!",
-        "They looked for a long time. Then {friend} found the {toy} {right}!",
+        "{friend} looked for a long time and found the {toy} {right}!",
     ),
     "stuck": (
         "{friend} found a long stick and pushed the {toy} down.",

@@ -55,7 +55,7 @@ class Recipe:
     """
 
     seed: int = 1
-    steps: int = 4000
+    steps: int = 3000
     batch: int = 32
     bucket: int = 16
     peak_rate: float = 6e-3
