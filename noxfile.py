@@ -91,6 +91,14 @@ def wheels(session: nox.Session, package: str) -> None:
         )
 
 
+@nox.session
+def parity(session: nox.Session) -> None:
+    """Compare every family with transformers on every EP that runs here; CI does a part."""
+    session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
+    marks = ("-m", "slow or not slow")
+    session.run("pytest", *marks, "tests/parity", *session.posargs)
+
+
 @nox.session(name="property")
 def random_graphs(session: nox.Session) -> None:
     """Optimise 500 random decoder graphs for every EP and compare numbers; CI does 50."""

@@ -1,5 +1,6 @@
-"""Logits of every family of the slice equal transformers', on every EP whose kernels run here.
+"""Logits of every family equal transformers', on every EP whose kernels run here.
 
+CI runs every family once, and some in full; the nox session `parity` runs all.
 Batch 2, padded, prefill and four decode steps, longer than any window; each row is compared with
 the same row run alone. Cases C001, C002, C011, C013, C026, C063, C065, C081,
 C129.
@@ -18,11 +19,25 @@ from tests.parity.reference import CONFIGS, VARIANTS, logits_alone, make_model
 import mobius
 
 MODELS = [*CONFIGS, *VARIANTS]
+IN_FULL = {"llama", "qwen2", "qwen3", "mistral"}
 ALIBI = {"bloom", "falcon-alibi", "mpt"}
 EPS = ["default", "cpu", "onnx-standard"]
 ROWS = (14, 11)  # prompt lengths of 10 and 7, then 4 decode steps
 DECODE_STEPS = 4
 TOLERANCE = 1e-4
+
+
+def cells(*eps: str, always: str = "") -> list:
+    """Return (model type, EP) pairs; CI runs all of some families, and `always` of the others."""
+    return [
+        pytest.param(
+            *(model_type, ep),
+            id=f"{model_type}-{ep}",
+            marks=[] if model_type in IN_FULL or ep == always else [pytest.mark.slow],
+        )
+        for model_type in MODELS
+        for ep in eps
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +70,7 @@ def build(model_type: str, folder: Path, out: Path, ep: str) -> Decoder:
     return Decoder(out / "model.onnx")
 
 
-@pytest.mark.parametrize("ep", EPS)
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize(("model_type", "ep"), cells(*EPS, always="cpu"))
 def test_right_padding(checkpoints, tmp_path, model_type, ep):
     model, folder = checkpoints(model_type)
     decoder = build(model_type, folder, tmp_path / "out", ep)
@@ -68,8 +82,7 @@ def test_right_padding(checkpoints, tmp_path, model_type, ep):
         assert np.abs(got - expected).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("ep", ["default", "onnx-standard"])
-@pytest.mark.parametrize("model_type", MODELS)
+@pytest.mark.parametrize(("model_type", "ep"), cells("default", "onnx-standard"))
 def test_left_padding_and_chunks(checkpoints, tmp_path, model_type, ep):
     model, folder = checkpoints(model_type)
     decoder = build(model_type, folder, tmp_path / "out", ep)
@@ -80,10 +93,10 @@ def test_left_padding_and_chunks(checkpoints, tmp_path, model_type, ep):
             assert np.abs(got - logits_alone(model, row, DECODE_STEPS)).max() < TOLERANCE
 
 
-@pytest.mark.parametrize("model_type", MODELS)
-def test_prefill_in_chunks_on_cpu(checkpoints, tmp_path, model_type):
+@pytest.mark.parametrize(("model_type", "ep"), cells("cpu"))
+def test_prefill_in_chunks(checkpoints, tmp_path, model_type, ep):
     model, folder = checkpoints(model_type)
-    decoder = build(model_type, folder, tmp_path / "out", "cpu")
+    decoder = build(model_type, folder, tmp_path / "out", ep)
     row = rows(model.config.vocab_size)[:1]
     (ours,) = padded_logits(decoder, row, DECODE_STEPS, "right", (6, 4))
     assert np.abs(ours - logits_alone(model, row[0], DECODE_STEPS)).max() < TOLERANCE

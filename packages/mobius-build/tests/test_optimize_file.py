@@ -289,7 +289,7 @@ def test_wrong_arguments_are_found_before_anything_is_read(tmp_path: Path) -> No
         optimize_file(missing, tmp_path)
 
 
-@pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x0a", os.urandom(64)])
+@pytest.mark.parametrize("content", [b"", b"not a model", b"\x08\x0a", bytes(range(192, 256))])
 def test_files_that_are_no_models(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "in.onnx").write_bytes(content)
     with pytest.raises(ModelFileError, match=r"is not (a readable ONNX file|an ONNX model)"):
