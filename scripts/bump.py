@@ -11,6 +11,7 @@ also builds the package's CHANGELOG.md from its changelog.d/ (needs towncrier).
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import re
 import subprocess
 import sys
@@ -142,6 +143,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the repository")
     options = parser.parse_args(arguments)
     root: Path = options.root
+    if options.changelog and importlib.util.find_spec("towncrier") is None:
+        print("bump.py: --changelog needs towncrier; activate .venv first", file=sys.stderr)
+        return 2
     try:
         version, changed = bump(root, options.package, options.to)
     except BumpError as error:

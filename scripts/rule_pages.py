@@ -23,7 +23,10 @@ from types import ModuleType
 import onnx_ir as ir
 
 import mobius
+from mobius.lowerings import FUSED_MAT_MUL, LOWERINGS, Lowering
 from mobius.pipeline import plan
+from mobius.roles import Role
+from mobius.stage import Target
 from mobius_ir_rules import Rule, fusion, lowering
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,7 +123,7 @@ def page(module: ModuleType) -> str:
     """Return the page of a module's rules."""
     classes = rules(module)
     names = [each().name or each.__name__ for each in classes if _constructs(each)]
-    stage_names = {*names, *(getattr(module, "STAGE", ""),)}
+    stage_names = {*names, *_lowering_stages(module)}
     lines = [f"# {', '.join(names)}", "", inspect.cleandoc(module.__doc__ or ""), ""]
     for each in classes:
         if each.__doc__:
@@ -141,6 +144,24 @@ def page(module: ModuleType) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
+def _lowering_stages(module: ModuleType) -> list[str]:
+    """Return the stages whose rules are the module's: those are called after an operator."""
+    if not module.__name__.startswith(f"{lowering.__name__}."):
+        return []
+    homes = {each.stage_name: _homes(each) for each in (FUSED_MAT_MUL, *LOWERINGS)}
+    return [name for name, found in homes.items() if module.__name__ in found]
+
+
+def _homes(row: Lowering) -> set[str]:
+    """Return the modules of the rules that a row makes for some built-in target."""
+    targets = [
+        Target(mobius.get_ep(ep), dtype, Role.DECODER)
+        for ep in mobius.ep_registry
+        for dtype in DTYPES
+    ]
+    return {type(rule).__module__ for target in targets for rule in row.rules(target)}
+
+
 def _constructs(rule: type[Rule]) -> bool:
     required = [
         each
@@ -153,12 +174,10 @@ def _constructs(rule: type[Rule]) -> bool:
 
 def pages() -> dict[str, str]:
     """Return file names and contents, the index among them."""
-    found = {f"{module.__name__.rpartition('.')[2]}.md": module for module in modules()}
     written = {}
     for module in modules():
         kind, name = module.__name__.split(".")[-2:]
         written[f"{kind}_{name}.md"] = page(module)
-    assert len(written) >= len(found)
     index = ["# Rules", ""]
     for name, text in written.items():
         index.append(f"* [{text.splitlines()[0].removeprefix('# ')}]({name})")

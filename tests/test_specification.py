@@ -6,6 +6,7 @@ The hub id of an example is a folder of the same name in the working directory.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import logging
 
 import onnx_ir as ir
@@ -176,3 +177,28 @@ def test_a_task_takes_no_part_of_the_module_away():
     first = mobius.build_from_module(module, config)
     second = mobius.build_from_module(module, config, execution_provider="cpu")
     assert set(first["model"].graph.inputs).isdisjoint(second["model"].graph.inputs)
+
+
+def test_a_task_says_what_it_built_for():
+    config = make_config()
+    with mobius.build_context(mobius.get_ep("cuda"), ir.DataType.FLOAT16):
+        pkg = mobius.tasks.CausalLMTask().build(mobius.models.CausalLMModel(config), config)
+    assert (pkg.ep, pkg.dtype) == ("cuda", ir.DataType.FLOAT16)
+
+
+def test_plan_needs_no_model():
+    names = [stage.name for stage in mobius.plan("cuda", "f16")]
+    assert "GQAFusion" in names
+    assert "LowerAttention" not in names
+
+
+def test_another_configuration_than_the_modules():
+    config = make_config()
+    other = dataclasses.replace(config, intermediate_size=128)
+    with pytest.raises(ValueError, match=r"intermediate_size \(96 in the module, 128 given\)"):
+        mobius.build_from_module(mobius.models.CausalLMModel(config), other)
+
+
+def test_no_model():
+    with pytest.raises(TypeError, match="model is None; needed: a hub id"):
+        mobius.build(None)

@@ -116,3 +116,18 @@ def test_errors(change, message):
         ArchitectureConfig(**{**BASE, **change})
     assert message in str(error.value)
     assert isinstance(error.value, ValueError)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rms_norm_eps": float("inf")}, "rms_norm_eps is inf; needed: a number above zero"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; needed: True or False"),
+        ({"model_type": 3}, "model_type is 3; needed: a string"),
+        ({"rope_scaling": {"factor": 2.0}}, "needed: a rope_type beside the parameters"),
+    ],
+)
+def test_values_of_another_type(change, message):
+    with pytest.raises(ConfigError) as error:
+        ArchitectureConfig(**{**BASE, **change})
+    assert message in str(error.value)

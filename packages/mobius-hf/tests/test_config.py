@@ -437,3 +437,20 @@ def test_a_config_that_is_no_object(tmp_path: Path, content: str | bytes, messag
     path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(CheckpointConfigError, match=message):
         read_config(path)
+
+
+@pytest.mark.parametrize("name", ["num_hidden_layers", "num_attention_heads"])
+@pytest.mark.parametrize("value", [0, -1])
+def test_a_count_of_nothing_is_named(tmp_path, name, value):
+    raw = {
+        "model_type": "llama",
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        name: value,
+    }
+    architecture = find_architecture("llama", config=tmp_path / "config.json", has_own_code=False)
+    with pytest.raises(CheckpointConfigError, match=f"{name} is {value}; a 'llama' config needs"):
+        architecture.to_config(raw, tmp_path / "config.json")

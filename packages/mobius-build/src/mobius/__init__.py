@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from mobius.api import build, build_from_module
     from mobius.optimizer import optimize_model
     from mobius.package import ModelPackage
+    from mobius.pipeline import plan
     from mobius.report import OptimizationReport
     from mobius_components import ArchitectureConfig
     from mobius_eps import (
@@ -49,6 +50,7 @@ __all__ = [
     "get_ep",
     "models",
     "optimize_model",
+    "plan",
     "register_ep",
     "tasks",
 ]
@@ -72,6 +74,7 @@ _HOMES = {
     "get_ep": "mobius_eps",
     "models": "mobius.models",
     "optimize_model": "mobius.optimizer",
+    "plan": "mobius.pipeline",
     "register_ep": "mobius_eps",
     "tasks": "mobius.tasks",
 }

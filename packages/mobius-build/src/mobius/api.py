@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from mobius_components import ArchitectureConfig
 from mobius_eps import EpCapabilities, MobiusError, build_context, get_ep
 
 DEFAULT_TASK = "text-generation"
+
+
+class ConfigMismatchError(MobiusError, ValueError):
+    """A module was made from another configuration than the one that is given with it."""
 
 
 class UnsupportedDtypeError(MobiusError, ValueError):
@@ -63,13 +68,16 @@ def build(
         token: Hub access token.
         cache_dir: Folder for downloaded files.
         offline: Never touch the network.
-        trust_remote_code: Allow a checkpoint to bring its own Python code.
+        trust_remote_code: Accepted as transformers has it. Mobius never runs the Python code of a
+            checkpoint: a model type that it does not know is an error either way.
         source: Entry point of the group `mobius.sources` that opens the model.
 
     Raises:
         ValueError: for an unknown EP, dtype, task or opset, before anything is downloaded.
         MobiusError: for whatever is wrong with the checkpoint.
     """
+    if not isinstance(model, str | Path) or not str(model):
+        raise TypeError(f"model is {model!r}; needed: a hub id, or the path of a folder")
     capabilities = _capabilities(execution_provider)
     requested = None if dtype is None else _checked_dtype(dtype, capabilities)
     parse_opset(opset)
@@ -124,6 +132,7 @@ def build_from_module(
     Raises:
         ValueError: for an unknown EP, dtype, task or opset.
     """
+    _check_own_config(module, config)
     capabilities = _capabilities(execution_provider)
     parse_opset(opset)
     resolved = (
@@ -162,6 +171,22 @@ def _build(
         for key, model in package.items()
     }
     return package.with_build(ep=capabilities, dtype=dtype, reports=reports)
+
+
+def _check_own_config(module: nn.Module, config: ArchitectureConfig) -> None:
+    own = getattr(module, "config", config)
+    if not isinstance(own, ArchitectureConfig) or own == config:
+        return
+    changed = [
+        f"{field.name} ({getattr(own, field.name)!r} in the module, "
+        f"{getattr(config, field.name)!r} given)"
+        for field in dataclasses.fields(config)
+        if getattr(own, field.name) != getattr(config, field.name)
+    ]
+    raise ConfigMismatchError(
+        f"The module was made from another configuration: {', '.join(changed)}. Give "
+        "build_from_module the configuration that the module was made from."
+    )
 
 
 def _capabilities(execution_provider: str | EpCapabilities) -> EpCapabilities:

@@ -34,7 +34,8 @@ class SourceOptions:
         token: Access token of a hub; `None` means the one that the machine has stored.
         cache_dir: Folder for downloaded files; `None` means the hub library's own.
         offline: Never touch the network.
-        trust_remote_code: Allow a checkpoint to bring its own Python code.
+        trust_remote_code: The caller trusts the checkpoint's own Python code. For sources that run
+            such code; the HuggingFace source never does.
     """
 
     revision: str | None = None

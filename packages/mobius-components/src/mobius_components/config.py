@@ -6,6 +6,7 @@ Field names are HuggingFace `config.json` keys wherever HuggingFace has one.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -162,6 +163,7 @@ class ArchitectureConfig:
     model_type: str = "custom"
 
     def __post_init__(self) -> None:
+        self._check_types()
         for field in (
             "vocab_size",
             "hidden_size",
@@ -198,7 +200,7 @@ class ArchitectureConfig:
             "logits_scaling",
         ):
             value = getattr(self, field)
-            if value is not None and not value > 0:
+            if value is not None and not 0 < value < math.inf:
                 raise ConfigError(field, value, "a number above zero, or None where optional")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ArchitectureConfig:
@@ -262,6 +264,14 @@ class ArchitectureConfig:
         value = getattr(self, field)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(field, value, "an integer of at least 1")
+
+    def _check_types(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type == "bool" and not isinstance(value, bool):
+                raise ConfigError(field.name, value, "True or False")
+            if field.type == "str" and not isinstance(value, str):
+                raise ConfigError(field.name, value, "a string")
 
     def _check_choice(self, field: str, choices: tuple[object, ...]) -> None:
         value = getattr(self, field)
@@ -358,7 +368,11 @@ def _check_theta(field: str, theta: object) -> None:
 def _normalized_scaling(field: str, parameters: Mapping[str, Any]) -> FrozenDict:
     """Return rotary parameters under their newest names."""
     scaling = dict(parameters)
-    rope_type = scaling.get("rope_type", scaling.pop("type", None)) or "default"
+    rope_type = scaling.get("rope_type", scaling.pop("type", None))
+    if rope_type is None:
+        if scaling.keys() - {"rope_theta"}:
+            raise ConfigError(field, dict(parameters), "a rope_type beside the parameters")
+        rope_type = "default"
     scaling["rope_type"] = _ROPE_ALIASES.get(rope_type, rope_type)
     if scaling["rope_type"] not in ROPE_TYPES:
         raise ConfigError(field, dict(parameters), f"a rope_type of {', '.join(ROPE_TYPES)}")

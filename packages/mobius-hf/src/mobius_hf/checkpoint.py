@@ -84,7 +84,7 @@ def _open_shards(repository: Repository, names: frozenset[str]) -> Checkpoint:
     if absent:
         raise CheckpointError(
             f"{index} says that {absent[0]!r} is in {weight_map[absent[0]]}, but that file does "
-            f"not hold it ({len(absent)} such tensors). Index and files are of different "
+            f"not hold it ({len(absent)} in all). Index and files are of different "
             "checkpoints: download both again."
         )
     return Checkpoint(tensors, tuple(paths.values()))

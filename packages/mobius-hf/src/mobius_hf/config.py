@@ -72,11 +72,27 @@ def require(raw: Mapping[str, Any], names: tuple[str, ...], model_type: str, pat
     missing = [name for name in names if all(raw.get(either) is None for either in name.split("|"))]
     if missing:
         listed = [" or ".join(map(repr, name.split("|"))) for name in missing]
-        close = difflib.get_close_matches(missing[0], raw.keys() - names)
+        close = difflib.get_close_matches(missing[0], raw.keys() - names, cutoff=0.8)
         hint = f" Did you mean {missing[0]!r} by {close[0]!r}?" if close else ""
         raise CheckpointConfigError(
             f"{path} lacks {', '.join(listed)}, which every {model_type!r} config has.{hint}"
         )
+
+
+def require_positive(
+    raw: Mapping[str, Any], names: tuple[str, ...], model_type: str, path: Path
+) -> None:
+    """Refuse a config in which a number among `names` is not above zero.
+
+    Raises:
+        CheckpointConfigError: naming the field and its value.
+    """
+    for name in (each for alternatives in names for each in alternatives.split("|")):
+        value = raw.get(name)
+        if isinstance(value, int | float) and not isinstance(value, bool) and value <= 0:
+            raise CheckpointConfigError(
+                f"{path}: {name} is {value!r}; a {model_type!r} config needs a number above zero."
+            )
 
 
 def resolve(raw: Mapping[str, Any], model_type: str, path: Path) -> dict[str, Any] | None:

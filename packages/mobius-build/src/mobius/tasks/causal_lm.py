@@ -11,7 +11,7 @@ from mobius.package import ModelPackage
 from mobius.tasks.base import build_graph
 from mobius_components import ArchitectureConfig
 from mobius_components.layers import KeyValue
-from mobius_eps import get_build_dtype
+from mobius_eps import ep_capabilities, get_build_dtype
 
 MODEL_KEY = "model"
 
@@ -41,7 +41,8 @@ class CausalLMTask:
             _declare_outputs(builder, config, logits, present)
 
         model = build_graph(module, config.model_type, trace)
-        return ModelPackage({MODEL_KEY: model}, roles={MODEL_KEY: "decoder"}, config=config)
+        package = ModelPackage({MODEL_KEY: model}, roles={MODEL_KEY: "decoder"}, config=config)
+        return package.with_build(ep=ep_capabilities(), dtype=get_build_dtype(), reports={})
 
 
 _INT64 = ir.DataType.INT64

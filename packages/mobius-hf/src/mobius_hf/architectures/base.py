@@ -14,7 +14,13 @@ from onnxscript import nn
 from mobius_components import ArchitectureConfig
 from mobius_components.config import ConfigError
 from mobius_components.models import CausalLMModel
-from mobius_hf.config import ConfigFields, checkpoint_dtype, require, resolve
+from mobius_hf.config import (
+    ConfigFields,
+    checkpoint_dtype,
+    require,
+    require_positive,
+    resolve,
+)
 from mobius_hf.errors import CheckpointConfigError
 from mobius_hf.rope import read_rope
 from mobius_hf.transforms import Transform
@@ -80,6 +86,7 @@ class Architecture(abc.ABC):
             CheckpointConfigError: naming the field that is missing, unknown or out of range.
         """
         require(raw, self.required, self.model_type, path)
+        require_positive(raw, self.required, self.model_type, path)
         fields = ConfigFields(
             raw,
             path=path,
