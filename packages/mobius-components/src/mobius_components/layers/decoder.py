@@ -5,7 +5,7 @@ Every layer maps `[B, S, hidden]` and a cache to `[B, S, hidden]` and the grown 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -18,9 +18,15 @@ from mobius_components.layers.mlp import make_mlp
 from mobius_components.layers.norm import make_norm
 from mobius_components.layers.rotary import Rotation
 
+Attend = Callable[[ir.Value], Any]
+"""Attention of a layer: states to be attended, `[B, S, hidden]`, to what is added for them."""
+
 
 class DecoderLayer(nn.Module):
-    """Norms before attention and feed-forward. Source: `transformers` `LlamaDecoderLayer`."""
+    """Norms before attention and feed-forward. Source: `transformers` `LlamaDecoderLayer`.
+
+    A subclass names its norms, and says in `arrange` where they are.
+    """
 
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
 
@@ -42,14 +48,24 @@ class DecoderLayer(nn.Module):
         past: KeyValue,
     ) -> tuple[Any, KeyValue]:
         """Return the residual stream after this layer, and the grown cache."""
-        normed = self._apply("input_layernorm", op, hidden_states)
-        attended, present = self.self_attn(op, normed, mask, rotation, past)
-        hidden_states = self._add(op, hidden_states, attended)
-        fed = self.mlp(op, self._apply("post_attention_layernorm", op, hidden_states))
-        return self._add(op, hidden_states, fed), present
+        grown: list[KeyValue] = []
 
-    def _apply(self, norm: str, op: OpBuilder, x: ir.Value) -> Any:
-        return getattr(self, norm)(op, x)
+        def attend(x: ir.Value) -> Any:
+            attended, present = self.self_attn(op, x, mask, rotation, past)
+            grown.append(present)
+            return attended
+
+        hidden_states = self.arrange(op, hidden_states, attend)
+        (present,) = grown
+        return hidden_states, present
+
+    def arrange(self, op: OpBuilder, x: ir.Value, attend: Attend) -> Any:
+        """Return the stream `x` after attention and feed-forward, `attend` being called once."""
+        x = self._add(op, x, attend(self._norm("input_layernorm", op, x)))
+        return self._add(op, x, self.mlp(op, self._norm("post_attention_layernorm", op, x)))
+
+    def _norm(self, name: str, op: OpBuilder, x: ir.Value) -> Any:
+        return getattr(self, name)(op, x)
 
     def _add(self, op: OpBuilder, residual: ir.Value, update: ir.Value) -> Any:
         if self._multiplier is not None:
@@ -62,39 +78,19 @@ class PostNormLayer(DecoderLayer):
 
     norms = ("post_attention_layernorm", "post_feedforward_layernorm")
 
-    def forward(
-        self,
-        op: OpBuilder,
-        hidden_states: ir.Value,
-        mask: ir.Value,
-        rotation: Rotation | None,
-        past: KeyValue,
-    ) -> tuple[Any, KeyValue]:
-        """Return the residual stream after this layer, and the grown cache."""
-        attended, present = self.self_attn(op, hidden_states, mask, rotation, past)
-        attended = self._apply("post_attention_layernorm", op, attended)
-        hidden_states = self._add(op, hidden_states, attended)
-        fed = self._apply("post_feedforward_layernorm", op, self.mlp(op, hidden_states))
-        return self._add(op, hidden_states, fed), present
+    def arrange(self, op: OpBuilder, x: ir.Value, attend: Attend) -> Any:
+        """Return the stream after attention and feed-forward."""
+        x = self._add(op, x, self._norm("post_attention_layernorm", op, attend(x)))
+        return self._add(op, x, self._norm("post_feedforward_layernorm", op, self.mlp(op, x)))
 
 
 class NormAfterAddLayer(DecoderLayer):
     """Norms of the stream after each addition. Source: `transformers` `OPTDecoderLayer`."""
 
-    def forward(
-        self,
-        op: OpBuilder,
-        hidden_states: ir.Value,
-        mask: ir.Value,
-        rotation: Rotation | None,
-        past: KeyValue,
-    ) -> tuple[Any, KeyValue]:
-        """Return the residual stream after this layer, and the grown cache."""
-        attended, present = self.self_attn(op, hidden_states, mask, rotation, past)
-        added = self._add(op, hidden_states, attended)
-        hidden_states = self._apply("input_layernorm", op, added)
-        added = self._add(op, hidden_states, self.mlp(op, hidden_states))
-        return self._apply("post_attention_layernorm", op, added), present
+    def arrange(self, op: OpBuilder, x: ir.Value, attend: Attend) -> Any:
+        """Return the stream after attention and feed-forward."""
+        x = self._norm("input_layernorm", op, self._add(op, x, attend(x)))
+        return self._norm("post_attention_layernorm", op, self._add(op, x, self.mlp(op, x)))
 
 
 class SandwichLayer(DecoderLayer):
@@ -107,22 +103,12 @@ class SandwichLayer(DecoderLayer):
         "post_feedforward_layernorm",
     )
 
-    def forward(
-        self,
-        op: OpBuilder,
-        hidden_states: ir.Value,
-        mask: ir.Value,
-        rotation: Rotation | None,
-        past: KeyValue,
-    ) -> tuple[Any, KeyValue]:
-        """Return the residual stream after this layer, and the grown cache."""
-        normed = self._apply("input_layernorm", op, hidden_states)
-        attended, present = self.self_attn(op, normed, mask, rotation, past)
-        attended = self._apply("post_attention_layernorm", op, attended)
-        hidden_states = self._add(op, hidden_states, attended)
-        fed = self.mlp(op, self._apply("pre_feedforward_layernorm", op, hidden_states))
-        fed = self._apply("post_feedforward_layernorm", op, fed)
-        return self._add(op, hidden_states, fed), present
+    def arrange(self, op: OpBuilder, x: ir.Value, attend: Attend) -> Any:
+        """Return the stream after attention and feed-forward."""
+        attended = attend(self._norm("input_layernorm", op, x))
+        x = self._add(op, x, self._norm("post_attention_layernorm", op, attended))
+        fed = self.mlp(op, self._norm("pre_feedforward_layernorm", op, x))
+        return self._add(op, x, self._norm("post_feedforward_layernorm", op, fed))
 
 
 class ParallelLayer(DecoderLayer):
@@ -130,21 +116,14 @@ class ParallelLayer(DecoderLayer):
 
     norms: tuple[str, ...] = ("input_layernorm",)
 
-    def forward(
-        self,
-        op: OpBuilder,
-        hidden_states: ir.Value,
-        mask: ir.Value,
-        rotation: Rotation | None,
-        past: KeyValue,
-    ) -> tuple[Any, KeyValue]:
-        """Return the residual stream after this layer, and the grown cache."""
-        normed = self._apply(self.norms[0], op, hidden_states)
-        attended, present = self.self_attn(op, normed, mask, rotation, past)
+    def arrange(self, op: OpBuilder, x: ir.Value, attend: Attend) -> Any:
+        """Return the stream after attention and feed-forward."""
+        normed = self._norm(self.norms[0], op, x)
+        attended = attend(normed)
         if len(self.norms) > 1:
-            normed = self._apply(self.norms[1], op, hidden_states)
+            normed = self._norm(self.norms[1], op, x)
         fed = self.mlp(op, normed)
-        return self._add(op, self._add(op, hidden_states, attended), fed), present
+        return self._add(op, self._add(op, x, attended), fed)
 
 
 class ParallelTwoNormsLayer(ParallelLayer):
