@@ -1,4 +1,4 @@
-"""Trains the bundled story model from nothing, on two CPU cores, in about ten minutes.
+"""Trains the bundled story model from nothing, on two CPU cores, in a quarter of an hour.
 
     python examples/stories/train.py --out examples/stories/checkpoint
 
