@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import importlib
 import inspect
 import pkgutil
@@ -148,10 +149,11 @@ def _lowering_stages(module: ModuleType) -> list[str]:
     """Return the stages whose rules are the module's: those are called after an operator."""
     if not module.__name__.startswith(f"{lowering.__name__}."):
         return []
-    homes = {each.stage_name: _homes(each) for each in (FUSED_MAT_MUL, *LOWERINGS)}
-    return [name for name, found in homes.items() if module.__name__ in found]
+    rows = (FUSED_MAT_MUL, *LOWERINGS)
+    return [each.stage_name for each in rows if module.__name__ in _homes(each)]
 
 
+@functools.cache
 def _homes(row: Lowering) -> set[str]:
     """Return the modules of the rules that a row makes for some built-in target."""
     targets = [

@@ -12,12 +12,12 @@ import onnx_ir as ir
 import pytest
 
 from mobius import build_from_module
-from mobius.histogram import op_histogram
 from mobius.models import CausalLMModel
 from mobius.optimizer import optimize_model
 from mobius.package import ModelPackage
 from mobius_components import ArchitectureConfig
 from mobius_eps import EpCapabilities, Lack
+from mobius_ir_rules.testing import op_counts
 
 F16, F32, BF16 = ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.BFLOAT16
 CONFIG = ArchitectureConfig(
@@ -74,7 +74,7 @@ def written(capabilities: EpCapabilities, folder: Path) -> str:
     package.save(folder)
     model = package["model"]
     bodies = sorted(model.functions)
-    graph = json.dumps([sorted(op_histogram(model).items()), dict(model.opset_imports), bodies])
+    graph = json.dumps([sorted(op_counts(model).items()), dict(model.opset_imports), bodies])
     manifest = json.loads((folder / "mobius.json").read_text(encoding="utf-8"))
     return graph + json.dumps(manifest, sort_keys=True)
 

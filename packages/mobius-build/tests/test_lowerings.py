@@ -8,7 +8,6 @@ import onnx_ir as ir
 import pytest
 from onnxscript.rewriter import pattern
 
-from mobius.histogram import op_histogram
 from mobius.lowerings import LOWERINGS
 from mobius.op_support import SINCE_VERSION
 from mobius.optimizer import optimize_model
@@ -19,6 +18,7 @@ from mobius_eps import EpCapabilities, Lack, get_ep
 from mobius_ir_rules.lowering.opset import OpsetError
 from mobius_ir_rules.lowering.swish import swish_to_primitives_rules
 from mobius_ir_rules.match_log import refusals
+from mobius_ir_rules.testing import op_counts
 
 F16, F32 = ir.DataType.FLOAT16, ir.DataType.FLOAT
 
@@ -61,7 +61,7 @@ def test_only_what_the_target_does_not_run_is_taken_apart() -> None:
     names = {value.name: node.op_type for node in model.graph for value in node.outputs}
     assert names["y"] == "Gelu"
     # In com.microsoft's form, because that is not what is lacking.
-    assert op_histogram(model)["com.microsoft::Gelu"] == 1
+    assert op_counts(model)["com.microsoft::Gelu"] == 1
 
 
 def test_gelu_for_a_target_that_has_one_of_two_forms() -> None:
@@ -69,7 +69,7 @@ def test_gelu_for_a_target_that_has_one_of_two_forms() -> None:
     lacks = [Lack("Gelu"), Lack("FastGelu", "com.microsoft")]
     model = model_of("y = Gelu (x)")
     optimize_model(model, EpCapabilities(name="my-ep", lacks=lacks), F32)
-    assert op_histogram(model)["Erf"] == 1
+    assert op_counts(model)["Erf"] == 1
 
 
 def test_a_restricted_rule_is_neither_applied_nor_refused_elsewhere() -> None:
@@ -79,8 +79,8 @@ def test_a_restricted_rule_is_neither_applied_nor_refused_elsewhere() -> None:
     assert refusals(model, rules) == []
     for rule in rules:
         assert rule.apply_to_model(model) == 1
-    assert op_histogram(model)["Swish"] == 1
-    assert op_histogram(model)["Sigmoid"] == 1
+    assert op_counts(model)["Swish"] == 1
+    assert op_counts(model)["Sigmoid"] == 1
 
 
 def test_only_rules_of_one_root_can_be_restricted() -> None:
@@ -123,7 +123,7 @@ def test_an_older_model_stays_as_old_as_it_is(ep: str, opset: int) -> None:
     model = model_of(body, opset)
     optimize_model(model, ep, F32)
     assert model.opset_imports[""] == min(opset, get_ep(ep).max_opset)
-    counts = op_histogram(model)
+    counts = op_counts(model)
     if ep == "dml":
         assert counts["com.microsoft::Gelu"] == (opset >= 20)
     else:

@@ -16,7 +16,6 @@ import pytest
 import mobius.optimize_file
 from mobius.errors import ModelFileError, PackageSaveError
 from mobius.external_data import to_external_proto
-from mobius.histogram import op_histogram
 from mobius.model_files import read_model_file
 from mobius.optimize_file import optimize_file
 from mobius.package import ModelPackage
@@ -26,6 +25,7 @@ from mobius_components import ArchitectureConfig
 from mobius_components.models import CausalLMModel
 from mobius_eps import UnknownEpError, build_context, get_ep
 from mobius_ir_rules.passes import InvariantError
+from mobius_ir_rules.testing import op_counts
 
 TensorsFor = Callable[..., dict[str, ir.TensorProtocol]]
 CONFIG = ArchitectureConfig(
@@ -94,7 +94,7 @@ def test_another_folder_gets_all_data(source: Path, tmp_path: Path, ep: str) -> 
     }
     shutil.move(source.parent, tmp_path / "moved")  # nothing is read from there
     assert verify(tmp_path / "moved" / "model.onnx", out / "small.onnx").same
-    counts = op_histogram(ir.load(out / "small.onnx"))
+    counts = op_counts(ir.load(out / "small.onnx"))
     assert counts["com.microsoft::GroupQueryAttention"] == (2 if ep == "cpu" else 0)
     assert dict(result.report.operators_after) == dict(counts)
 

@@ -17,13 +17,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 
-from mobius.histogram import op_histogram
 from mobius.optimizer import optimize_model
 from mobius.report import OptimizationReport
 from mobius.tasks import CausalLMTask
 from mobius_components import ArchitectureConfig
 from mobius_components.models import CausalLMModel
 from mobius_eps import EpCapabilities, build_context, ep_registry, get_ep, register_ep
+from mobius_ir_rules.testing import op_counts
 
 LAYERS = 3
 CONFIG = ArchitectureConfig(
@@ -85,7 +85,7 @@ def fingerprint(model: ir.Model) -> str:
 def unqualified(model: ir.Model) -> collections.Counter[str]:
     """Count nodes by operator, domains left out."""
     counts: collections.Counter[str] = collections.Counter()
-    for op_type, count in op_histogram(model).items():
+    for op_type, count in op_counts(model).items():
         counts[op_type.rpartition("::")[2]] += count
     return counts
 
@@ -341,7 +341,7 @@ def test_a_domain_that_only_its_own_provider_allows() -> None:
     mine = EpCapabilities(name="mine", allowed_domains=frozenset({"", "my.domain"}), **_NOTHING)
     model = ir.from_onnx_text(text)
     optimize_model(model, mine)
-    assert op_histogram(model) == {"my.domain::Scale": 1}
+    assert op_counts(model) == {"my.domain::Scale": 1}
 
 
 def test_functions_of_other_domains_are_inlined_before_fusion() -> None:
@@ -356,7 +356,7 @@ def test_functions_of_other_domains_are_inlined_before_fusion() -> None:
     """
     model = ir.from_onnx_text(text)
     optimize_model(model)
-    assert op_histogram(model) == {"com.microsoft::SkipSimplifiedLayerNormalization": 1}
+    assert op_counts(model) == {"com.microsoft::SkipSimplifiedLayerNormalization": 1}
 
 
 def test_threads_do_not_disturb_each_other() -> None:

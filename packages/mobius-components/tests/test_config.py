@@ -6,6 +6,8 @@ import onnx_ir as ir
 import pytest
 
 from mobius_components import ArchitectureConfig, ConfigError
+from mobius_components.config import LAYER_LAYOUTS
+from mobius_components.layers.decoder import LAYOUTS
 
 BASE = {
     "vocab_size": 97,
@@ -131,3 +133,7 @@ def test_values_of_another_type(change, message):
     with pytest.raises(ConfigError) as error:
         ArchitectureConfig(**{**BASE, **change})
     assert message in str(error.value)
+
+
+def test_every_layout_has_its_layer():
+    assert tuple(LAYOUTS) == LAYER_LAYOUTS

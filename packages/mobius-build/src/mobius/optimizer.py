@@ -12,7 +12,7 @@ import onnx_ir as ir
 
 from mobius.dtypes import parse_dtype
 from mobius.expectations import missed_gqa, other_dtype, still_lacking
-from mobius.histogram import Histogram, changes, op_histogram
+from mobius.histogram import Histogram, changes
 from mobius.layer_graph import layer_graph, pick_layer
 from mobius.opsets import parse_opset
 from mobius.pipeline import plan_for
@@ -24,6 +24,7 @@ from mobius.trace import Trace
 from mobius_eps import EpCapabilities, get_ep
 from mobius_eps.capabilities import NEWEST_OPSET
 from mobius_ir_rules.passes import InvariantError, check_model_invariants
+from mobius_ir_rules.passes.graphs import op_counts
 
 logger = logging.getLogger(__name__)
 
@@ -153,7 +154,7 @@ def run_stages(
     """
     records: list[StageRecord] = []
     notes: list[str] = []
-    histogram = op_histogram(model)
+    histogram = op_counts(model)
     operators_before = tuple(sorted(histogram.items()))
     layer = pick_layer(model)
     layer_before = None if layer is None else layer_graph(model, layer)
@@ -199,7 +200,7 @@ def _run_stage(
     if result.model is not model:
         raise TypeError(f"The pass of the stage {stage.name!r} must work in place.")
     seconds = time.perf_counter() - start
-    after = op_histogram(model) if result.modified else before
+    after = op_counts(model) if result.modified else before
     record = StageRecord(
         phase=stage.phase,
         name=stage.name,

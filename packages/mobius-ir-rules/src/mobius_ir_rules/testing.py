@@ -18,7 +18,6 @@ def test_conformance(case: RuleCase) -> None:
 
 from __future__ import annotations
 
-import collections
 import concurrent.futures
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -32,6 +31,7 @@ from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
 from mobius_ir_rules import _nesting
 from mobius_ir_rules.match_log import refusals
+from mobius_ir_rules.passes.graphs import op_counts as op_counts
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -184,17 +184,6 @@ class RuleConformance:
         if case.compare:
             _require_equal(case, model, before, run_model(model, inputs), where)
         return applied
-
-
-def op_counts(model: ir.Model) -> collections.Counter[str]:
-    """Count the nodes of the main graph and its subgraphs by operator; function bodies not.
-
-    Operators of other domains are qualified: `com.microsoft::GroupQueryAttention`.
-    """
-    return collections.Counter(
-        f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        for node in model.graph.all_nodes()
-    )
 
 
 def random_inputs(

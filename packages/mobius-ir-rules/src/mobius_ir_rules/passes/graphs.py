@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable, Iterator
 
 import onnx_ir as ir
@@ -35,6 +36,20 @@ def all_nodes(root: GraphLike) -> Iterator[ir.Node]:
                 for graph in graph_attributes(node):
                     yield from all_nodes(graph)
                 break
+
+
+def op_counts(model: ir.Model) -> collections.Counter[str]:
+    """Count the nodes of the main graph and its subgraphs by operator; function bodies not.
+
+    Operators of other domains are qualified: `com.microsoft::GroupQueryAttention`.
+    """
+    counts = collections.Counter((node.domain, node.op_type) for node in all_nodes(model.graph))
+    return collections.Counter(
+        {
+            f"{domain}::{op_type}" if domain else op_type: count
+            for (domain, op_type), count in counts.items()
+        }
+    )
 
 
 def value_names(root: GraphLike) -> set[str]:
