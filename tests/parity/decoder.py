@@ -28,8 +28,9 @@ class Decoder:
     def start(self, batch: int) -> None:
         """Forget everything and expect rows of `batch` sequences."""
         self.mask = np.zeros((batch, 0), np.int64)
+        sizes = {"batch": batch, "past_sequence_length": 0}
         self.cache = {
-            each.name: np.zeros((batch, each.shape[1], 0, each.shape[3]), DTYPES[each.type])
+            each.name: np.zeros([sizes.get(size, size) for size in each.shape], DTYPES[each.type])
             for each in self.session.get_inputs()
             if each.name.startswith("past_key_values.")
         }

@@ -10,7 +10,7 @@ from onnxscript import GraphBuilder, nn
 from mobius.package import ModelPackage
 from mobius.tasks.base import build_graph
 from mobius_components import ArchitectureConfig
-from mobius_components.layers import KeyValue
+from mobius_components.layers import LayerState, layer_states
 from mobius_eps import ep_capabilities, get_build_dtype
 
 MODEL_KEY = "model"
@@ -22,9 +22,12 @@ class CausalLMTask:
     Inputs: `input_ids` int64 `[batch, sequence_length]`, `attention_mask` int64
     `[batch, total_sequence_length]` (1 for a real token, past ones included), `position_ids`
     int64 `[batch, sequence_length]` (index among the real tokens of the row), and for each layer N
-    `past_key_values.N.key` and `.value` `[batch, kv_heads, past_sequence_length, head_size]`.
+    what it carries: `past_key_values.N.key` and `.value`
+    `[batch, kv_heads, past_sequence_length, head_size]` where it attends, other states where it
+    does not (`mobius_components.layers.layer_states`).
 
-    Outputs: `logits` float32 `[batch, sequence_length, vocab_size]`, `present.N.key` and `.value`.
+    Outputs: `logits` float32 `[batch, sequence_length, vocab_size]`, and for each such input
+    `present.N.key` and so on.
     """
 
     def build(self, module: nn.Module, config: ArchitectureConfig) -> ModelPackage:
@@ -48,27 +51,24 @@ class CausalLMTask:
 _INT64 = ir.DataType.INT64
 
 
-def _cache_shape(config: ArchitectureConfig, length: str) -> list[int | str]:
-    return ["batch", config.kv_heads, length, config.head_size]
-
-
-def _past(builder: GraphBuilder, config: ArchitectureConfig, layer: int) -> KeyValue:
-    shape = _cache_shape(config, "past_sequence_length")
-    dtype = get_build_dtype()
-    key = builder.input(f"past_key_values.{layer}.key", dtype, shape)
-    value = builder.input(f"past_key_values.{layer}.value", dtype, shape)
-    return KeyValue(key, value)
+def _past(builder: GraphBuilder, config: ArchitectureConfig, layer: int) -> LayerState:
+    return tuple(
+        builder.input(
+            f"past_key_values.{layer}.{spec.name}", spec.dtype or get_build_dtype(), spec.shape
+        )
+        for spec in layer_states(config, layer)
+    )
 
 
 def _declare_outputs(
     builder: GraphBuilder,
     config: ArchitectureConfig,
     logits: ir.Value,
-    present: Sequence[KeyValue],
+    present: Sequence[LayerState],
 ) -> None:
     logits.shape = ir.Shape(["batch", "sequence_length", config.vocab_size])
     builder.add_output(logits, "logits")
-    for layer, cache in enumerate(present):
-        for part, value in (("key", cache.key), ("value", cache.value)):
-            value.shape = ir.Shape(_cache_shape(config, "total_sequence_length"))
-            builder.add_output(value, f"present.{layer}.{part}")
+    for layer, states in enumerate(present):
+        for spec, value in zip(layer_states(config, layer), states, strict=True):
+            value.shape = ir.Shape(spec.grown_shape)
+            builder.add_output(value, f"present.{layer}.{spec.name}")

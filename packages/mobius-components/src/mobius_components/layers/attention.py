@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from mobius_components.config import ArchitectureConfig
+from mobius_components.layers.context import LayerContext
 from mobius_components.layers.linear import Linear
 from mobius_components.layers.norm import EachHeadNorm, make_norm
-from mobius_components.layers.rotary import Rotation
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyValue:
-    """Keys and values of the tokens so far, `[B, kv_heads, T, head_size]` each."""
-
-    key: ir.Value
-    value: ir.Value
+from mobius_components.layers.state import KeyValue, LayerState, StateSpec, key_value_specs
 
 
 class Attention(nn.Module):
@@ -29,8 +21,9 @@ class Attention(nn.Module):
     Source: `transformers` `LlamaAttention`, `Qwen3Attention` (norms of queries and keys).
     """
 
-    def __init__(self, config: ArchitectureConfig) -> None:
+    def __init__(self, config: ArchitectureConfig, layer: int) -> None:
         super().__init__()
+        del layer  # all are alike but for their context
         hidden, size = config.hidden_size, config.head_size
         heads, kv_heads = config.num_attention_heads, config.kv_heads
         self.q_proj = Linear(hidden, heads * size, bias=config.attention_bias)
@@ -41,24 +34,24 @@ class Attention(nn.Module):
         self.k_norm = _make_qk_norm(config, kv_heads)
         self._config = config
 
+    @staticmethod
+    def states(config: ArchitectureConfig, layer: int) -> tuple[StateSpec, ...]:
+        """Return the specs of keys and values."""
+        del layer
+        return key_value_specs(config.kv_heads, config.head_size, config.head_size)
+
     def forward(
-        self,
-        op: OpBuilder,
-        hidden_states: ir.Value,
-        mask: ir.Value,
-        rotation: Rotation | None,
-        past: KeyValue,
+        self, op: OpBuilder, hidden_states: ir.Value, context: LayerContext, past: LayerState
     ) -> tuple[Any, KeyValue]:
         """Return the attended states and the grown cache.
 
         Args:
             op: Builder.
             hidden_states: `[B, S, hidden]`.
-            mask: bool `[B, 1, S, T]`, true where a query may see a key; or what is added to the
-                scores, `[B, heads, S, T]`.
-            rotation: Rotary embedding of this layer, or `None` for none.
-            past: Cache before these tokens.
+            context: With a mask.
+            past: Keys and values before these tokens.
         """
+        rotation = context.rotation
         config, size = self._config, self._config.head_size
         query = self.q_proj(op, hidden_states)
         key = self.k_proj(op, hidden_states)
@@ -79,9 +72,8 @@ class Attention(nn.Module):
             query,
             key,
             value,
-            mask,
-            past.key,
-            past.value,
+            context.mask,
+            *past,
             q_num_heads=config.num_attention_heads,
             kv_num_heads=config.kv_heads,
             **_optional(scale=config.attention_scale, softcap=config.attn_logit_softcapping),

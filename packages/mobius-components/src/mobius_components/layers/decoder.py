@@ -1,6 +1,7 @@
-"""Decoder layers: attention and feed-forward around a residual stream, by where the norms are.
+"""Decoder layers: mixer and feed-forward around a residual stream, by where the norms are.
 
-Every layer maps `[B, S, hidden]` and a cache to `[B, S, hidden]` and the grown cache.
+Every layer maps `[B, S, hidden]` and a state to `[B, S, hidden]` and the state after it. What mixes
+tokens is attention for most, see `mobius_components.layers.mixers`.
 """
 
 from __future__ import annotations
@@ -13,26 +14,29 @@ import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from mobius_components.config import ArchitectureConfig
-from mobius_components.layers.attention import Attention, KeyValue
+from mobius_components.layers.context import LayerContext
+from mobius_components.layers.mixers import mixer_of
 from mobius_components.layers.mlp import make_mlp
 from mobius_components.layers.norm import make_norm
-from mobius_components.layers.rotary import Rotation
+from mobius_components.layers.state import LayerState
 
 Attend = Callable[[ir.Value], Any]
-"""Attention of a layer: states to be attended, `[B, S, hidden]`, to what is added for them."""
+"""Mixer of a layer: states to be attended, `[B, S, hidden]`, to what is added for them."""
 
 
 class DecoderLayer(nn.Module):
-    """Norms before attention and feed-forward. Source: `transformers` `LlamaDecoderLayer`.
+    """Norms before mixer and feed-forward. Source: `transformers` `LlamaDecoderLayer`.
 
     A subclass names its norms, and says in `arrange` where they are.
     """
 
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
 
-    def __init__(self, config: ArchitectureConfig) -> None:
+    def __init__(self, config: ArchitectureConfig, layer: int) -> None:
         super().__init__()
-        self.self_attn = Attention(config)
+        mixer = mixer_of(config, layer)
+        self._mixer = mixer.attribute
+        setattr(self, mixer.attribute, mixer.make(config, layer))
         self.mlp = make_mlp(config)
         for name in self.norms:
             norm = make_norm(config.norm_type, config.hidden_size, config.rms_norm_eps)
@@ -40,23 +44,18 @@ class DecoderLayer(nn.Module):
         self._multiplier = config.residual_multiplier
 
     def forward(
-        self,
-        op: OpBuilder,
-        hidden_states: ir.Value,
-        mask: ir.Value,
-        rotation: Rotation | None,
-        past: KeyValue,
-    ) -> tuple[Any, KeyValue]:
-        """Return the residual stream after this layer, and the grown cache."""
-        grown: list[KeyValue] = []
+        self, op: OpBuilder, hidden_states: ir.Value, context: LayerContext, past: LayerState
+    ) -> tuple[Any, LayerState]:
+        """Return the residual stream after this layer, and the state after it."""
+        after: list[LayerState] = []
 
         def attend(x: ir.Value) -> Any:
-            attended, present = self.self_attn(op, x, mask, rotation, past)
-            grown.append(present)
+            attended, present = getattr(self, self._mixer)(op, x, context, past)
+            after.append(present)
             return attended
 
         hidden_states = self.arrange(op, hidden_states, attend)
-        (present,) = grown
+        (present,) = after
         return hidden_states, present
 
     def arrange(self, op: OpBuilder, x: ir.Value, attend: Attend) -> Any:

@@ -10,13 +10,15 @@ import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
 from mobius_components.config import ArchitectureConfig
-from mobius_components.layers.attention import KeyValue
+from mobius_components.layers.context import LayerContext
 from mobius_components.layers.decoder import LAYOUTS
 from mobius_components.layers.embedding import Embedding
 from mobius_components.layers.linear import Linear
 from mobius_components.layers.masks import additive_mask, alibi_bias, decoder_mask
+from mobius_components.layers.mixers import mixer_of
 from mobius_components.layers.norm import make_norm
 from mobius_components.layers.rotary import RotaryEmbedding, Rotation, query_temperature
+from mobius_components.layers.state import LayerState
 from mobius_components.rotary_tables import RotaryParameters
 
 
@@ -37,7 +39,7 @@ class DecoderModel(nn.Module):
         self.embed_positions = Embedding(rows, config.hidden_size) if learned else None
         self.embed_norm = self._make_norm(config) if config.embedding_norm else None
         layer = LAYOUTS[config.layer_layout]
-        self.layers = nn.ModuleList([layer(config) for _ in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList([layer(config, n) for n in range(config.num_hidden_layers)])
         self.norm = self._make_norm(config) if config.final_norm else None
         self._config = config
 
@@ -51,9 +53,9 @@ class DecoderModel(nn.Module):
         input_ids: ir.Value,
         attention_mask: ir.Value,
         position_ids: ir.Value,
-        past: Sequence[KeyValue],
-    ) -> tuple[Any, list[KeyValue]]:
-        """Return the states after the last norm, and each layer's grown cache."""
+        past: Sequence[LayerState],
+    ) -> tuple[Any, list[LayerState]]:
+        """Return the hidden states after the last norm, and each layer's state."""
         hidden_states = self._embed(op, input_ids, position_ids)
         masks = self._masks(op, attention_mask, position_ids)
         rotations = self._rotations(op, position_ids)
@@ -61,7 +63,8 @@ class DecoderModel(nn.Module):
         for layer, mask, rotation, layer_past in zip(
             self.layers, masks, rotations, past, strict=True
         ):
-            hidden_states, layer_present = layer(op, hidden_states, mask, rotation, layer_past)
+            context = LayerContext(attention_mask, position_ids, mask, rotation)
+            hidden_states, layer_present = layer(op, hidden_states, context, layer_past)
             present.append(layer_present)
         if self.norm is not None:
             hidden_states = self.norm(op, hidden_states)
@@ -93,13 +96,14 @@ class DecoderModel(nn.Module):
 
     def _masks(
         self, op: OpBuilder, attention_mask: ir.Value, position_ids: ir.Value
-    ) -> list[ir.Value]:
-        """Return each layer's mask; layers with the same window share one."""
+    ) -> list[ir.Value | None]:
+        """Return each layer's mask, if it attends; layers with the same window share one."""
         config = self._config
-        windows = [config.window(index) for index in range(config.num_hidden_layers)]
+        attending = [n for n in range(config.num_hidden_layers) if mixer_of(config, n).attends]
+        windows = {n: config.window(n) for n in attending}
         masks = {
             window: decoder_mask(op, attention_mask, position_ids, window)
-            for window in dict.fromkeys(windows)
+            for window in dict.fromkeys(windows.values())
         }
         if config.position_embedding == "alibi":
             bias = alibi_bias(
@@ -114,7 +118,9 @@ class DecoderModel(nn.Module):
             masks = {
                 window: additive_mask(op, mask, bias, self._dtype) for window, mask in masks.items()
             }
-        return [masks[window] for window in windows]
+        return [
+            masks[windows[n]] if n in windows else None for n in range(config.num_hidden_layers)
+        ]
 
     def _rotations(self, op: OpBuilder, position_ids: ir.Value) -> list[Rotation | None]:
         """Return each layer's rotation; layers with the same parameters share one."""
@@ -160,20 +166,20 @@ class CausalLMModel(nn.Module):
         input_ids: ir.Value,
         attention_mask: ir.Value,
         position_ids: ir.Value,
-        past: Sequence[KeyValue],
-    ) -> tuple[Any, list[KeyValue]]:
-        """Return logits and the grown caches.
+        past: Sequence[LayerState],
+    ) -> tuple[Any, list[LayerState]]:
+        """Return logits and the states after these tokens.
 
         Args:
             op: Builder.
             input_ids: int64 `[B, S]`.
             attention_mask: int64 `[B, T]`, `T` being past and present tokens together.
             position_ids: int64 `[B, S]`.
-            past: Cache of each layer.
+            past: State of each layer.
 
         Returns:
             Logits, float32 `[B, S, vocab_size]` whatever the weights are (a runtime that reads
-            bfloat16 as raw bytes would sample garbage), and the caches.
+            bfloat16 as raw bytes would sample garbage), and the states.
         """
         states, present = self.model(op, input_ids, attention_mask, position_ids, past)
         if self.lm_head is None:
