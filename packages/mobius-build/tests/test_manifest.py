@@ -11,7 +11,7 @@ import onnx_ir as ir
 import pytest
 
 from mobius.errors import PackageLoadError
-from mobius.manifest import Manifest, ModelEntry, RuntimeOptions, SourceInfo
+from mobius.manifest import GenerationEntry, Manifest, ModelEntry, RuntimeOptions, SourceInfo
 from mobius.package import ModelPackage
 from mobius.report import OpDelta, OptimizationReport, StageRecord
 from mobius.stage import Phase
@@ -38,6 +38,14 @@ MANIFEST = Manifest(
     files=("tokenizer.json",),
     versions={"mobius-build": "0.1.0"},
     runtime=RuntimeOptions(provider_options={"enable_cuda_graph": "0"}, int4_accuracy_level=4),
+    generation=GenerationEntry(
+        context_length=4096,
+        shared_cache=True,
+        bos_token_id=1,
+        eos_token_ids=(2, 3),
+        search={"top_k": 5},
+        genai_refusal="no reason.",
+    ),
 )
 
 
@@ -65,6 +73,8 @@ def edited(**changes: Any) -> str:
         ({"models": {"model": {"path": "model.onnx"}}}, r"models\.model: field 'data' is nothing"),
         ({"source": {"revision": None}}, "source: field 'name' is nothing, needs str"),
         ({"runtime": {}}, "runtime: field 'provider_options' is nothing, needs dict"),
+        ({"quantization": 4}, "field 'quantization' is 4, needs dict"),
+        ({"generation": {}}, "generation: field 'context_length' is nothing, needs int"),
         ({"files": ["../secret"]}, r"'\.\./secret' is not a path inside the package"),
         ({"files": ["/etc/passwd"]}, "'/etc/passwd' is not a path inside"),
         ({"files": ["C:/x"]}, "'C:/x' is not a path inside"),
@@ -135,6 +145,7 @@ def test_a_saved_package_says_what_it_is(make_package: MakePackage, tmp_path: Pa
                 "role": "decoder",
                 "ir_version": 10,
                 "opset_imports": {"": 24},
+                "references": [],
                 "optimization": {
                     "nodes_before": 9,
                     "nodes_after": 9,
@@ -165,6 +176,8 @@ def test_a_saved_package_says_what_it_is(make_package: MakePackage, tmp_path: Pa
             "graph_capture": False,
             "int4_accuracy_level": 0,
         },
+        "generation": None,
+        "quantization": None,
     }
 
 

@@ -74,11 +74,16 @@ def test_names_are_those_of_the_specification() -> None:
         "PackQKV",
         "SkipNorm",
         "SkipLayerNorm",
+        "RecurrenceFusion",
+        "MoEFusion",
         "GeluFusion",
         "PackedMultiHeadAttention",
         "BiasGelu",
+        "Quantize",
     ]
     assert [stage.name for stage in STAGES if stage.phase is Phase.INLINE] == [
+        "LowerMatMulNBits",
+        "LowerBooleanMask",
         "LowerFusedMatMul",
         "InlinePass",
     ]
@@ -129,10 +134,17 @@ def test_gqa_is_lowered_for_dml_only() -> None:
         assert lowered == (ep == "dml")
 
 
-@pytest.mark.parametrize("ep", ["default", "cpu", "cuda", "mlx", "onnx-standard"])
+@pytest.mark.parametrize("ep", ["default", "cpu", "cuda", "mlx"])
 def test_who_runs_every_standard_operator_has_nothing_lowered(ep: str) -> None:
     for dtype, role in itertools.product(DTYPES, Role):
         assert [s for s in plan(ep, dtype, role) if s.phase is Phase.LOWERING] == []
+
+
+def test_standard_attention_is_taken_apart_where_its_mask_cannot_be_changed() -> None:
+    for dtype, role in itertools.product(DTYPES, Role):
+        planned = plan("onnx-standard", dtype, role)
+        assert [s.name for s in planned if s.phase is Phase.LOWERING] == ["LowerAttention"]
+        assert "LowerBooleanMask" in [s.name for s in planned]
 
 
 def test_an_older_opset_lowers_what_it_lacks() -> None:
@@ -141,8 +153,8 @@ def test_an_older_opset_lowers_what_it_lacks() -> None:
         return [stage.name for stage in stages if stage.phase is Phase.LOWERING]
 
     since_23 = ["LowerAttention", "LowerRotaryEmbedding", "LowerRMSNormalization"]
-    assert lowered(None) == lowered(24) == []
-    assert lowered(23) == ["LowerSwish", "LowerOpset"]
+    assert lowered(None) == lowered(24) == ["LowerAttention"]
+    assert lowered(23) == ["LowerAttention", "LowerSwish", "LowerOpset"]
     assert lowered(22) == [*since_23, "LowerSwish", "LowerOpset"]
     assert lowered(19) == lowered(17) == [*since_23, "LowerGelu", "LowerSwish", "LowerOpset"]
     # What the provider cannot load, no user's wish brings back.
@@ -176,6 +188,23 @@ def test_a_model_that_is_older_is_not_given_newer_operators() -> None:
     assert "GeluFusion" not in planned(19)
     assert "LowerOpset" not in planned(18)
     assert "LowerOpset" in planned(25)
+
+
+def test_a_model_that_is_raised_is_given_what_the_newer_opset_has() -> None:
+    def planned(ep: str, **opsets: int) -> set[str]:
+        target = dataclasses.replace(_target(ep), **opsets)  # type: ignore[arg-type]
+        return {stage.name for stage in plan_for(target)}
+
+    assert "RaiseOpset" not in planned("default", model_opset=24)
+    assert "RaiseOpset" in planned("default", model_opset=13)
+    raised = planned("default", model_opset=13, raised_opset=24)
+    assert {"RaiseOpset", "GeluFusion"} <= raised
+    assert "LowerOpset" not in raised
+    # Fused in the newest opset, then brought down.
+    assert _target("dml").raise_goal == 24
+    assert "LowerOpset" in planned("dml", model_opset=13, raised_opset=24)
+    # Below opset 18 there is no way back for all.
+    assert dataclasses.replace(_target("default"), opset=17).raise_goal == 17
 
 
 def test_a_provider_that_is_not_registered() -> None:
@@ -234,10 +263,10 @@ def test_runs_asks_opset_and_uses() -> None:
         }
     """)
     plain, cached = model.graph
-    assert uses_of(plain) == {"q_num_heads", "kv_num_heads"}
-    assert uses_of(cached) == {"q_num_heads", "kv_num_heads", "past_key", "past_value"}
+    assert set(uses_of(plain)) == {"q_num_heads", "kv_num_heads"}
+    assert set(uses_of(cached)) == {"q_num_heads", "kv_num_heads", "past_key", "past_value"}
     model.graph.outputs.append(cached.outputs[1])
-    assert uses_of(cached) >= {"past_key", "past_value", "present_key"}
+    assert set(uses_of(cached)) >= {"past_key", "past_value", "present_key"}
     assert runs_node(_target("trt-rtx"), plain)
     assert not runs_node(_target("trt-rtx"), cached)
     # The dtype is the node's own.

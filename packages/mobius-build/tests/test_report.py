@@ -68,6 +68,7 @@ def test_to_dict_is_what_json_holds() -> None:
                 "node": f"layers.{layer}/attn",
                 "op_type": "Attention",
                 "reason": reason,
+                "inherent": False,
             }
             for layer, reason in enumerate(["No cache.", "No cache.", "No mask."])
         ],

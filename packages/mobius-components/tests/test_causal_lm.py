@@ -11,6 +11,7 @@ from onnxscript import GraphBuilder
 from mobius_components import ArchitectureConfig, set_build_dtype
 from mobius_components.layers import KeyValue
 from mobius_components.models import CausalLMModel
+from mobius_components.query_temperature_config import QueryTemperatureConfig
 
 BASE = {
     "vocab_size": 97,
@@ -152,7 +153,11 @@ def test_layers_that_do_not_rotate():
 
 
 def test_query_temperature_is_one_factor_of_all_layers():
-    found = counts(trace(ArchitectureConfig(**BASE, query_temperature=(0.1, 8))))
+    found = counts(
+        trace(
+            ArchitectureConfig(**BASE, query_temperature=QueryTemperatureConfig(beta=0.1, length=8))
+        )
+    )
     assert found["Log"] == 1
     assert found["Div"] == 1
 
@@ -200,3 +205,14 @@ def test_longrope_is_one_table_without_control_flow():
     values = table.const_value.numpy()
     assert np.isfinite(values).all()
     assert not np.allclose(values[1], values[33])
+
+
+def test_a_tied_head_keeps_its_own_bias():
+    config = ArchitectureConfig(**BASE, tie_word_embeddings=True, lm_head_bias=True)
+    names = dict(CausalLMModel(config).named_parameters())
+    assert "lm_head.weight" not in names
+    assert list(names["lm_head.bias"].shape) == [97]
+    graph = trace(config)
+    last = graph.outputs[-1].producer()
+    assert last.op_type == "Add"
+    assert last.inputs[1] is graph.initializers["lm_head.bias"]

@@ -7,7 +7,7 @@ import pytest
 
 from mobius_components import ArchitectureConfig, ConfigError
 from mobius_components.config import LAYER_LAYOUTS
-from mobius_components.layers.decoder import LAYOUTS
+from mobius_components.layers.layouts import LAYOUTS
 
 BASE = {
     "vocab_size": 97,
@@ -82,7 +82,7 @@ def test_frozen_all_the_way_down():
         ),
         (
             {"rope_scaling": {"rope_type": "spiral"}},
-            "needed: a rope_type of default, linear, dynamic, llama3, yarn, longrope",
+            "needed: a rope_type of default, linear, dynamic, llama3, yarn, longrope, proportional",
         ),
         ({"hidden_act": "sine"}, "hidden_act is 'sine'; needed: one of gelu, gelu_fast"),
         ({"qk_norm": "some"}, "qk_norm is 'some'; needed: one of None, head, each_head, full"),
@@ -92,24 +92,19 @@ def test_frozen_all_the_way_down():
         ),
         ({"qkv_clip": 0.0}, "qkv_clip is 0.0; needed: a number above zero"),
         ({"embedding_size": 0}, "embedding_size is 0; needed: an integer of at least 1"),
-        ({"query_temperature": (0.1, 0)}, "a beta above zero and a length of at least 1"),
-        (
-            {"query_temperature": (0.1, 8), "rope_theta": None},
-            "query_temperature is (0.1, 8); needed: None without rotation",
-        ),
-        ({"norm_type": "batch"}, "norm_type is 'batch'; needed: one of rms, layer"),
+        ({"norm_type": "batch"}, "norm_type is 'batch'; needed: one of rms, rms_plain, layer"),
         ({"dtype": ir.DataType.INT8}, "needed: one of FLOAT, FLOAT16, BFLOAT16"),
         ({"rms_norm_eps": 0.0}, "rms_norm_eps is 0.0; needed: a number above zero"),
         ({"attention_scale": -1.0}, "attention_scale is -1.0; needed: a number above zero"),
         ({"sliding_window": 0}, "sliding_window is 0; needed: an integer of at least 1"),
         ({"layer_types": ("full_attention",)}, "needed: 2 entries, one for each layer"),
         (
-            {"layer_types": ("full_attention", "mamba")},
-            "layer_types is 'mamba'; needed: full_attention or sliding_attention",
+            {"layer_types": ("full_attention", "hyena")},
+            "layer_types is 'hyena'; needed: full_attention or sliding_attention",
         ),
         (
             {"layer_types": ("full_attention", "sliding_attention")},
-            "sliding_window is None; needed: a window, because layer_types has sliding",
+            "sliding_window is None; needed: a value, because layer_types has sliding_attention",
         ),
     ],
 )

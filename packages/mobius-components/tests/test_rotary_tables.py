@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from mobius_components.config import ROPE_TYPES
 from mobius_components.rotary_tables import RotaryParameters, cos_sin, frequencies
 
 torch = pytest.importorskip("torch", reason="torch is the reference of this test")
@@ -48,7 +49,23 @@ SCALINGS = [
         "long_factor": [2 * f for f in FACTORS],
         "original_max_position_embeddings": 64,
     },
+    {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "original_max_position_embeddings": 64,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+    },
+    {"rope_type": "proportional", "partial_rotary_factor": 0.25, "factor": 2.0},
+    {"rope_type": "proportional"},
 ]
+
+
+def test_every_type_is_tried():
+    unscaled = {"default"}
+    assert {scaling["rope_type"] for scaling in SCALINGS} | unscaled == set(ROPE_TYPES)
+    assert set(ROPE_INIT_FUNCTIONS) | unscaled == set(ROPE_TYPES)
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: "-".join(map(str, s))[:60])

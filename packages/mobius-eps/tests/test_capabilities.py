@@ -39,6 +39,10 @@ def test_defaults_are_portable_onnx() -> None:
         "max_opset": 24,
         "lacks": (),
         "keeps_function_bodies": True,
+        "fast_loops": True,
+        "runtime_names": {"ort": None, "genai": None, "genai_graph_capture": None},
+        "max_buffer_bytes": None,
+        "max_tensor_elements": None,
     }
 
 

@@ -44,6 +44,25 @@ def test_an_attribute_in_some_dtypes() -> None:
     assert not lack.covers(F32, {"softcap"})
 
 
+def test_an_input_of_some_element_types() -> None:
+    lack = Lack("Attention", attribute="attn_mask", input_dtypes=[ir.DataType.BOOL])
+    assert lack.input_dtypes == frozenset({ir.DataType.BOOL})
+    assert lack.covers(F16, {"attn_mask": ir.DataType.BOOL, "scale": None})
+    assert not lack.covers(F16, {"attn_mask": F16})
+    assert not lack.covers(F16, {"attn_mask": None})
+    assert not lack.covers(F16, {"past_key": ir.DataType.BOOL})
+    # Without the element type nothing is known.
+    assert not lack.covers(F16, {"attn_mask"})
+    assert lack.covers(F16, lack.use)
+
+
+def test_use_is_what_the_lack_covers() -> None:
+    assert Lack("Attention").use == {}
+    assert Lack("Attention", attribute="softcap").use == {"softcap": None}
+    lack = Lack("Attention", attribute="attn_mask", input_dtypes={F16, ir.DataType.BOOL})
+    assert lack.use == {"attn_mask": min(F16, ir.DataType.BOOL)}
+
+
 def test_frozen_hashable_picklable_copyable() -> None:
     lack = Lack("Attention", dtypes=[F16], reason="why")
     with pytest.raises(dataclasses.FrozenInstanceError):
@@ -65,6 +84,14 @@ def test_frozen_hashable_picklable_copyable() -> None:
         ({"dtypes": F16}, "Lack 'Or': dtypes=FLOAT16 must be a set of onnx_ir.DataType"),
         ({"dtypes": "f16"}, "Lack 'Or': dtypes='f16' must be a set of onnx_ir.DataType"),
         ({"dtypes": [1]}, "Lack 'Or': dtypes=[1] must hold onnx_ir.DataType only"),
+        (
+            {"attribute": "x", "input_dtypes": [9]},
+            "Lack 'Or': input_dtypes=[9] must hold onnx_ir.DataType only",
+        ),
+        (
+            {"input_dtypes": {F16}},
+            "Lack 'Or': input_dtypes=frozenset({FLOAT16}) needs the name of the input in attribute",
+        ),
     ],
 )
 def test_refused(fields: dict[str, object], message: str) -> None:
@@ -95,10 +122,11 @@ def test_capabilities_order_and_merge_them() -> None:
         *(
             (
                 {"max_opset": opset},
-                f"EpCapabilities 'my-ep': max_opset={opset!r} must be an int of at least 17, the "
-                "oldest opset that models are brought down to",
+                f"EpCapabilities 'my-ep': max_opset={opset!r} must be an int from 17, the oldest "
+                "opset that models are brought down to, to 24, the one that they are written in; "
+                "a target that runs newer ones has 24",
             )
-            for opset in (16, True, "21", 21.0, None)
+            for opset in (16, 25, 99, True, "21", 21.0, None)
         ),
     ],
 )

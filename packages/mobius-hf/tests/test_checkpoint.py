@@ -58,7 +58,7 @@ def test_shards(sharded: Path) -> None:
 
 def test_c009_missing_shard_is_named(sharded: Path) -> None:
     (sharded / TWO).unlink()
-    with pytest.raises(CheckpointError, match=f"lists 2 weight files, but {TWO} is not in"):
+    with pytest.raises(CheckpointError, match=f"lacks {TWO} of the 2 weight files that"):
         _open(sharded)
 
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -186,20 +189,25 @@ def test_original_length_defaults_to_the_length(through: bool, rope_type: str) -
     assert config.rope_scaling["original_max_position_embeddings"] == 777
 
 
+@pytest.mark.parametrize("rope_type", ["mrope", "default"])
+@both_ways
+def test_c043_axes_of_positions_are_one_in_text(through: bool, rope_type: str) -> None:
+    """The position of a token of text is the same on each axis: no section makes a difference."""
+    sections = {"mrope_section": [2, 1, 1], "mrope_interleaved": True}
+    scaling = {"type": rope_type, "rope_theta": 5e4, **sections}
+    config = _convert("llama", through_transformers=through, rope_parameters=scaling)
+    assert (config.rope_theta, config.rope_scaling) == (5e4, None)
+
+
 @pytest.mark.parametrize(
     ("rope", "message"),
     [
         ({"rope_scaling": {"type": "ntk", "factor": 2.0}}, "a rope_type of default, linear"),
-        ({"rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "a rope_type of default"),
         ({"rope_scaling": {"type": "linear"}}, "factor"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "factor"),
         (
             {"rope_scaling": {"type": "dynamic", "factor": 1.0, "alpha": 1000.0}},
             "no alpha, which rope_type 'dynamic' does not use",
-        ),
-        (
-            {"rope_scaling": {"rope_type": "default", "mrope_section": [16, 24, 24]}},
-            "no mrope_section, which rope_type 'default' does not use",
         ),
         ({"rope_parameters": {"full_attention": None}}, "an object for each layer type"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; .* needs 1.0"),
@@ -454,3 +462,17 @@ def test_a_count_of_nothing_is_named(tmp_path, name, value):
     architecture = find_architecture("llama", config=tmp_path / "config.json", has_own_code=False)
     with pytest.raises(CheckpointConfigError, match=f"{name} is {value}; a 'llama' config needs"):
         architecture.to_config(raw, tmp_path / "config.json")
+
+
+def test_a_user_without_torch_is_not_told_so() -> None:
+    script = """
+        import importlib.util, sys
+        find = importlib.util.find_spec
+        importlib.util.find_spec = lambda name, *at: None if name == "torch" else find(name, *at)
+        sys.modules["torch"] = None
+        from mobius_hf.config import resolve
+        assert resolve({}, "llama", "config.json")["model_type"] == "llama"
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    result = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert result.stderr == ""

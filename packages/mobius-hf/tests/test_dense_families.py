@@ -43,6 +43,8 @@ def _convert(folder: Path, model_type: str, change: dict[str, Any]) -> Any:
         ("smollm3", {"use_sliding_window": False}, "use_sliding_window is False"),
         ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers is [1]"),
         ("cohere2", {"use_qk_norm": True}, "use_qk_norm is True"),
+        ("cohere", {"logit_scale": 0.0}, "needs a number other than zero"),
+        ("hyperclovax", {"logits_scaling": 0.0}, "needs a number other than zero"),
         ("cohere2", {"layer_switch": 2}, "layer_switch is 2"),
         ("hyperclovax", {"use_post_norm": False}, "use_post_norm is False"),
         ("hunyuan_v1_dense", {"use_cla": True}, "use_cla is True"),
@@ -54,7 +56,7 @@ def _convert(folder: Path, model_type: str, change: dict[str, Any]) -> Any:
         ("internlm3", {"bias": False, "qkv_bias": True}, "qkv_bias"),
         ("exaone", {"num_hidden_layers": None}, "lacks 'num_hidden_layers'"),
         ("apertus", {"post_norm": True}, "post_norm is True"),
-        ("exaone4", {"layer_types": ["mamba"] * 3}, "needed: full_attention or sliding"),  # C131
+        ("exaone4", {"layer_types": ["mamba"] * 3}, "needs full_attention or sliding"),  # C131
     ],
 )
 def test_refused(tmp_path: Path, model_type: str, change: dict[str, Any], message: str) -> None:

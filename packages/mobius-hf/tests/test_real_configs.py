@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+import mobius
 from mobius_hf.config import read_config
 from mobius_hf.registry import find_architecture, supported_model_types
 
@@ -56,5 +58,27 @@ def test_number_of_parameters(file: str, parameters: int) -> None:
     raw = read_config(path)
     architecture = find_architecture(raw["model_type"], config=path, has_own_code=False)
     module = architecture.make_module(architecture.to_config(raw, path))
-    shapes = [parameter.shape for _, parameter in module.named_parameters()]
+    shapes = [
+        parameter.shape
+        for name, parameter in module.named_parameters()
+        if not name.endswith("e_score_correction_bias")  # a buffer of transformers' routers
+    ]
+    assert sum(math.prod(shape.numpy()) for shape in shapes if shape is not None) == parameters
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of weights that a kernel may index wrongly
+@pytest.mark.parametrize(("ep", "dtype"), [("cuda", "bf16"), ("onnx-standard", "f32")])
+@pytest.mark.parametrize(("file", "parameters"), _rows())
+def test_builds_without_weights(
+    tmp_path: Path, file: str, parameters: int, ep: str, dtype: str
+) -> None:
+    """C113: the graph of a model of any size, every parameter of which it has."""
+    shutil.copy(CONFIGS / file, tmp_path / "config.json")
+    package = mobius.build(tmp_path, execution_provider=ep, dtype=dtype, load_weights=False)
+    shapes = [
+        values[0].shape
+        for name, values in package.parameters().items()
+        if not name.endswith("e_score_correction_bias")
+    ]
     assert sum(math.prod(shape.numpy()) for shape in shapes if shape is not None) == parameters

@@ -118,7 +118,8 @@ def test_c075_every_call_carries_revision_token_and_cache(
         assert repository.path(name).name == name
     assert repository.names() == set(FILES)
     common = {"repo_id": "owner/name", "token": "secret"}
-    downloads = {**common, "cache_dir": tmp_path, "local_files_only": offline}
+    where = {"cache_dir": tmp_path, "local_files_only": offline, "tqdm_class": None}
+    downloads = {**common, **where}
     asked = ["config.json", "config.json", "model.safetensors", "tokenizer.json"]
     assert hub.downloads == [
         {**downloads, "filename": name, "revision": "v1" if first else COMMIT}

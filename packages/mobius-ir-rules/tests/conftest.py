@@ -187,13 +187,25 @@ def rows_alone(
 
 
 def padded_batch(
-    decoder: Decoder, model: ir.Model, x: npt.NDArray[Any], lengths: list[int], steps: int
+    decoder: Decoder,
+    model: ir.Model,
+    x: npt.NDArray[Any],
+    lengths: list[int],
+    steps: int,
+    side: str = "right",
 ) -> list[npt.NDArray[Any]]:
-    """Return the same as `rows_alone`, from one batch padded on the right and token steps."""
+    """Return the same as `rows_alone`, from one batch padded on a side and token steps."""
     longest = x.shape[1] - steps
     mask = (np.arange(longest)[None] < np.array(lengths)[:, None]).astype(np.int64)
-    out = run_model(model, decoder.inputs(mask, None, x[:, :longest]))
-    results = [[out["y"][row, :length]] for row, length in enumerate(lengths)]
+    prompt = np.where(mask[..., None], x[:, :longest], np.asarray(9, x.dtype))
+    if side == "left":
+        shifts = [longest - length for length in lengths]
+        mask = np.stack([np.roll(row, shift) for row, shift in zip(mask, shifts, strict=True)])
+        prompt = np.stack(
+            [np.roll(row, shift, 0) for row, shift in zip(prompt, shifts, strict=True)]
+        )
+    out = run_model(model, decoder.inputs(mask, None, prompt))
+    results = [[out["y"][row, mask[row] == 1]] for row in range(len(lengths))]
     for step in range(steps):
         mask = np.concatenate([mask, np.ones((x.shape[0], 1), np.int64)], 1)
         token = x[:, longest + step : longest + step + 1]

@@ -253,6 +253,11 @@ BROKEN: dict[str, tuple[Callable[[], ir.Model], dict[str, Any], str]] = {
         {"after": {"Neg": 1}},
         "operators are {'Neg': 0}, expected {'Neg': 1}",
     ),
+    "none of what was never there": (
+        lambda: model("a = Neg(x)\ny = Neg(a)"),
+        {"after": {"Neg": 0, "Typo": 0, "test::Double": 0}},
+        r"none of \['Typo'\] is expected afterwards; the model has none and no rule makes one",
+    ),
 }
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mobius.optimizer import optimize_model
     from mobius.package import ModelPackage
     from mobius.pipeline import plan
+    from mobius.quantization import QuantizationConfig
     from mobius.report import OptimizationReport
     from mobius_components import ArchitectureConfig
     from mobius_eps import (
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
         EpRegistry,
         Lack,
         MobiusError,
+        RuntimeNames,
         UnknownEpError,
         build_context,
         ep_capabilities,
@@ -38,6 +40,8 @@ __all__ = [
     "MobiusError",
     "ModelPackage",
     "OptimizationReport",
+    "QuantizationConfig",
+    "RuntimeNames",
     "UnknownEpError",
     "__version__",
     "build",
@@ -63,6 +67,8 @@ _HOMES = {
     "MobiusError": "mobius_eps",
     "ModelPackage": "mobius.package",
     "OptimizationReport": "mobius.report",
+    "QuantizationConfig": "mobius.quantization",
+    "RuntimeNames": "mobius_eps",
     "UnknownEpError": "mobius_eps",
     "build": "mobius.api",
     "build_context": "mobius_eps",

@@ -13,8 +13,16 @@ from mobius.dtypes import parse_dtype
 from mobius.opsets import parse_opset
 from mobius.optimizer import optimize_model
 from mobius.package import ModelPackage
-from mobius.sources import SourceOptions, open_model
-from mobius.tasks import TASKS, Task, UnknownTaskError
+from mobius.padding import PaddingSide, parse_padding_side
+from mobius.quantization import (
+    Floats,
+    Quantization,
+    QuantizationConfig,
+    parse_quantization,
+)
+from mobius.sources import Progress, SourceOptions, open_model
+from mobius.stored_quantization import stored_quantization
+from mobius.tasks import TASKS, CausalLMTask, Task, UnknownTaskError
 from mobius_components import ArchitectureConfig
 from mobius_eps import EpCapabilities, MobiusError, build_context, get_ep
 
@@ -23,6 +31,10 @@ DEFAULT_TASK = "text-generation"
 
 class ConfigMismatchError(MobiusError, ValueError):
     """A module was made from another configuration than the one that is given with it."""
+
+
+class TaskOptionError(MobiusError, ValueError):
+    """A task does not have the option that was given."""
 
 
 class UnsupportedDtypeError(MobiusError, ValueError):
@@ -43,14 +55,19 @@ def build(
     dtype: str | ir.DataType | None = None,
     task: str | Task | None = None,
     opset: int | None = None,
+    padding_side: str = PaddingSide.RIGHT,
+    quantize: str | Quantization | None = None,
+    last_token_logits: bool = False,
     load_weights: bool = True,
+    text_only: bool = False,
     trace_optimization: bool = False,
     revision: str | None = None,
     token: str | None = None,
     cache_dir: str | Path | None = None,
     offline: bool = False,
+    progress: Progress | None = None,
     trust_remote_code: bool = False,
-    source: str = "huggingface",
+    source: str | None = None,
 ) -> ModelPackage:
     """Build the graphs of a checkpoint for one execution provider.
 
@@ -62,18 +79,33 @@ def build(
         task: Key of `mobius.tasks.TASKS`, or a task; `None` means the one that the source knows.
         opset: Newest opset that the graphs may be in, from 17 to 24; `None` for the newest that
             the EP runs.
+        padding_side: Where the rows of a batch are padded, `"right"` or `"left"`. Graphs with
+            `GroupQueryAttention` are right for right padding alone unless they are built for left
+            padding; the manifest says which rows a package takes.
+        quantize: Makes weights of products integers, rounded to nearest while the package is
+            saved: `"int4"`, `"int8"`, or a `QuantizationConfig`. `None` keeps the integers of a
+            checkpoint that is quantized already, `"float"` makes them floats.
+        last_token_logits: Make the logits of each row's last token only, `[batch, 1, vocab_size]`:
+            what generating text needs, and a prompt is read faster. Not for measuring how likely a
+            text is.
         load_weights: Bind the checkpoint's tensors (they stay on disk until the package is saved).
+        text_only: Build the language model of a checkpoint for images or sound too, and leave out
+            its other parts.
         trace_optimization: Log what each optimisation did on the logger `mobius._optimizations`.
         revision: Branch, tag or commit on the hub.
         token: Hub access token.
         cache_dir: Folder for downloaded files.
         offline: Never touch the network.
+        progress: Called while files are downloaded with bytes done, bytes in total as far as it is
+            known, and the name of a file. Without it the hub library draws its own bars.
         trust_remote_code: Accepted as transformers has it. Mobius never runs the Python code of a
             checkpoint: a model type that it does not know is an error either way.
-        source: Entry point of the group `mobius.sources` that opens the model.
+        source: Entry point of the group `mobius.sources` that opens the model; `None` for the one
+            that claims the file or folder, HuggingFace's where none does.
 
     Raises:
-        ValueError: for an unknown EP, dtype, task or opset, before anything is downloaded.
+        ValueError: for an unknown EP, dtype, task, opset or padding side, before anything is
+            downloaded.
         MobiusError: for whatever is wrong with the checkpoint.
     """
     if not isinstance(model, str | Path) or not str(model):
@@ -81,28 +113,44 @@ def build(
     capabilities = _capabilities(execution_provider)
     requested = None if dtype is None else _checked_dtype(dtype, capabilities)
     parse_opset(opset)
+    side = parse_padding_side(padding_side)
+    quantization = parse_quantization(quantize)
     if task is not None:
-        _find_task(task)
+        _find_task(task, last_token_logits)
     options = SourceOptions(
         revision=revision,
         token=token,
         cache_dir=None if cache_dir is None else Path(cache_dir),
         offline=offline,
         trust_remote_code=trust_remote_code,
+        text_only=text_only,
+        progress=progress,
     )
     opened = open_model(str(model), options, source=source)
+    tensors = opened.load_weights() if load_weights else None
+    if quantization is None:
+        # As the checkpoint has it.
+        quantization = opened.quantization if tensors is None else stored_quantization(tensors)
     package = _build(
         opened.make_module(),
         opened.config,
         capabilities,
         requested or _default_dtype(opened.config, capabilities),
-        _find_task(task or opened.task),
-        opset,
-        trace_optimization,
+        _find_task(task or opened.task, last_token_logits),
+        opset=opset,
+        padding_side=side,
+        quantization=quantization,
+        trace=trace_optimization,
     )
-    package = package.with_source(name=opened.name, revision=opened.revision, files=opened.files)
-    if load_weights:
-        package.apply_weights(opened.load_weights())
+    package = package.with_source(
+        name=opened.name,
+        revision=opened.revision,
+        files=opened.files,
+        texts=opened.texts,
+        generation=opened.generation,
+    )
+    if tensors is not None:
+        package.apply_weights(tensors)
     return package
 
 
@@ -114,6 +162,9 @@ def build_from_module(
     dtype: str | ir.DataType | None = None,
     task: str | Task = DEFAULT_TASK,
     opset: int | None = None,
+    padding_side: str = PaddingSide.RIGHT,
+    quantize: str | Quantization | None = None,
+    last_token_logits: bool = False,
     weights: Mapping[str, ir.TensorProtocol] | None = None,
     trace_optimization: bool = False,
 ) -> ModelPackage:
@@ -126,22 +177,37 @@ def build_from_module(
         dtype: Element type of weights and activations; `None` as for `build`.
         task: Key of `mobius.tasks.TASKS`, or a task.
         opset: Newest opset that the graphs may be in, from 17 to 24; `None` as for `build`.
+        padding_side: As for `build`.
+        quantize: As for `build`.
+        last_token_logits: As for `build`.
         weights: Tensor for each parameter name; `None` builds the graphs without weights.
         trace_optimization: Log what each optimisation did.
 
     Raises:
-        ValueError: for an unknown EP, dtype, task or opset.
+        ValueError: for an unknown EP, dtype, task, opset or padding side.
     """
     _check_own_config(module, config)
     capabilities = _capabilities(execution_provider)
     parse_opset(opset)
+    side = parse_padding_side(padding_side)
+    quantization = parse_quantization(quantize)
+    if quantization is None and weights is not None:
+        quantization = stored_quantization(weights)
     resolved = (
         _default_dtype(config, capabilities)
         if dtype is None
         else _checked_dtype(dtype, capabilities)
     )
     package = _build(
-        module, config, capabilities, resolved, _find_task(task), opset, trace_optimization
+        module,
+        config,
+        capabilities,
+        resolved,
+        _find_task(task, last_token_logits),
+        opset=opset,
+        padding_side=side,
+        quantization=quantization,
+        trace=trace_optimization,
     )
     if weights is not None:
         package.apply_weights(weights)
@@ -154,11 +220,18 @@ def _build(
     capabilities: EpCapabilities,
     dtype: ir.DataType,
     task: Task,
+    *,
     opset: int | None,
+    padding_side: PaddingSide,
+    quantization: Quantization | None,
     trace: bool,
 ) -> ModelPackage:
+    if isinstance(quantization, Floats):
+        quantization = None
     with build_context(capabilities, dtype):
         package = task.build(module, config)
+    if isinstance(quantization, QuantizationConfig):
+        quantization.check_exclude(package.parameters())
     reports = {
         key: optimize_model(
             model,
@@ -166,11 +239,15 @@ def _build(
             dtype=dtype,
             role=package.roles[key],
             opset=opset,
+            padding_side=padding_side,
+            quantize=quantization,
             trace=trace,
         )
         for key, model in package.items()
     }
-    return package.with_build(ep=capabilities, dtype=dtype, reports=reports)
+    return package.with_build(
+        ep=capabilities, dtype=dtype, reports=reports, quantization=quantization
+    )
 
 
 def _check_own_config(module: nn.Module, config: ArchitectureConfig) -> None:
@@ -207,10 +284,14 @@ def _default_dtype(config: ArchitectureConfig, capabilities: EpCapabilities) -> 
     return config.dtype if config.dtype in capabilities.dtypes else ir.DataType.FLOAT
 
 
-def _find_task(task: str | Task) -> Task:
-    if not isinstance(task, str):
-        return task
-    found = TASKS.get(task)
+def _find_task(task: str | Task, last_token_logits: bool) -> Task:
+    found = TASKS.get(task) if isinstance(task, str) else task
     if found is None:
-        raise UnknownTaskError(task, tuple(TASKS))
-    return found
+        raise UnknownTaskError(str(task), tuple(TASKS))
+    if not last_token_logits:
+        return found
+    if not isinstance(found, CausalLMTask):
+        raise TaskOptionError(
+            f"last_token_logits is an option of the task 'text-generation', not of {task!r}."
+        )
+    return dataclasses.replace(found, last_token_logits=True)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from mobius.atomic import as_save_error, new_sibling, sync, sync_tree
 from mobius.errors import PackageSaveError
 
-__all__ = ["atomic_files", "check_file"]
+__all__ = ["atomic_files", "check_file", "check_files"]
 
 
 def check_file(target: Path, *, overwrite: bool) -> None:
@@ -37,13 +37,38 @@ def check_file(target: Path, *, overwrite: bool) -> None:
         )
 
 
+def check_files(folder: Path, names: Iterable[str], *, overwrite: bool, marker: str) -> None:
+    """Refuse files that cannot be written into `folder`, or that are there and must be kept.
+
+    Args:
+        folder: An existing folder.
+        names: What will be written.
+        overwrite: Allow those that are there to be replaced.
+        marker: File that is there where they are of our making, and may be.
+
+    Raises:
+        PackageSaveError: saying what is in the way and what to do.
+    """
+    for name in names:
+        check_file(folder / name, overwrite=overwrite)
+        if (folder / name).exists() and not (folder / marker).is_file():
+            raise PackageSaveError(
+                f"{folder} has a {name} but no {marker}, so it is not of a package and is not "
+                "overwritten. Choose another folder, or remove it yourself."
+            )
+
+
 @contextlib.contextmanager
-def atomic_files(target: Path) -> Iterator[Path]:
+def atomic_files(target: Path, *, stale: Collection[str] = ()) -> Iterator[Path]:
     """Yield a new folder; the files made in it are moved beside `target` when the block ends.
 
     One of them must have the name of `target`. Those that are there are replaced: `target` goes
     first and comes last, so that it never refers to a file that is not its own. On any error or
     interruption, what existed is as before.
+
+    Args:
+        target: The file that refers to the others.
+        stale: Names of files that go when `target` is replaced, if no others take their place.
 
     Raises:
         PackageSaveError: for every `OSError` in the block or while moving files.
@@ -57,7 +82,9 @@ def atomic_files(target: Path) -> Iterator[Path]:
         names = sorted((path.name for path in staging.iterdir()), key=lambda n: n == target.name)
         aside = staging / "replaced"
         aside.mkdir()
-        for name in reversed(names):
+        replaced = target.exists() or target.is_symlink()
+        others = sorted(set(stale).difference(names)) if replaced else []
+        for name in (*reversed(names), *others):
             if (folder / name).exists() or (folder / name).is_symlink():
                 (folder / name).rename(aside / name)
                 undo.callback((aside / name).rename, folder / name)

@@ -60,7 +60,8 @@ _PARTS: tuple[tuple[str, tuple[str | None, ...]], ...] = (
     (r"(decoder_)?attention_mask", ("batch", None, "sequence", "total")),
     (r"encoder_attention_mask", ("batch", "encoder")),
     (r"encoder_hidden_states", ("batch", "encoder", None)),
-    (r"past.*", ("batch", None, "past", None)),
+    # Keys and values; a state of fixed size has no axis of tokens.
+    (r"past(?!.*_state$).*", ("batch", None, "past", None)),
 )
 
 # Names of dimensions, compared without case and punctuation.

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from mobius.dtypes import DTYPE_NAMES
-from mobius.op_support import dtype_of, lacks_of, uses_of, wrong_attributes
+from mobius.op_support import dtype_of, lacks_of, uses_of
 from mobius.pipeline import GQA_FUSION
 from mobius.report import StageRecord, refusal_lines
 from mobius.stage import Target
+from mobius_ir_rules.values import node_name
 
 _PAST_KEY = 4
 
@@ -37,8 +38,9 @@ def missed_gqa(model: ir.Model, target: Target, records: Sequence[StageRecord]) 
     """Return the warning if `GroupQueryAttention` was expected and `Attention` stayed.
 
     That is: GQAFusion ran, and an `Attention` with a cache stayed (one missed layer of 28 slows
-    each token down), or nothing was fused at all and any `Attention` stayed. One that must stay,
-    because the target gets wrong what it would need, is not counted: the report has the reason.
+    each token down), or nothing was fused at all and any `Attention` stayed. One that was to stay,
+    because of what the model computes or the target gets wrong, is not counted: the report has
+    the reason.
 
     Args:
         model: The model after the fusion phase.
@@ -48,12 +50,13 @@ def missed_gqa(model: ir.Model, target: Target, records: Sequence[StageRecord]) 
     fusion = next((record for record in records if record.name == GQA_FUSION), None)
     if fusion is None:
         return None
-    wrong = wrong_attributes(target, "com.microsoft", "GroupQueryAttention")
+    missed = [refusal for refusal in fusion.refusals if not refusal.inherent]
+    names = {refusal.node for refusal in missed}
     fused = kept = with_cache = 0
     for node in model.graph.all_nodes():
         if (node.domain, node.op_type) == ("com.microsoft", "GroupQueryAttention"):
             fused += 1
-        elif (node.domain, node.op_type) == ("", "Attention") and not wrong & uses_of(node):
+        elif (node.domain, node.op_type) == ("", "Attention") and node_name(node) in names:
             kept += 1
             with_cache += len(node.inputs) > _PAST_KEY and node.inputs[_PAST_KEY] is not None
     if not with_cache and not (kept and not fused):
@@ -63,7 +66,7 @@ def missed_gqa(model: ir.Model, target: Target, records: Sequence[StageRecord]) 
         f"found {fused} GroupQueryAttention and {kept} Attention nodes. The model may run slower "
         "than expected on this EP. Check that the attention pattern matches the GQA rewrite rule."
     )
-    return "\n  ".join([message, *refusal_lines(fusion.refusals)])
+    return "\n  ".join([message, *refusal_lines(missed)])
 
 
 def still_lacking(model: ir.Model, target: Target) -> list[str]:

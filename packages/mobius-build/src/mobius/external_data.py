@@ -3,15 +3,18 @@
 A model goes through three steps, none of which changes it:
 
 1. `plan_layout(model)` decides for each initializer whether it is embedded or where its bytes lie.
-2. `write_data(layout, file)` writes the bytes, one tensor at a time, each tensor once.
+2. `write_data(layout, path)` writes the bytes, a tensor at a time, each tensor once.
 3. `to_external_proto(model, layout)` is the ONNX proto whose initializers point at those bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, BinaryIO
 
@@ -22,8 +25,9 @@ import onnx_ir as ir
 
 from mobius.errors import PackageSaveError
 from mobius.finite import count_non_finite
-from mobius.streaming import visit_chunks
+from mobius.streaming import computation_of, visit_together
 from mobius_ir_rules.lazy import DerivedTensor
+from mobius_ir_rules.storage import bytes_of
 
 __all__ = ["DataEntry", "DataLayout", "plan_layout", "to_external_proto", "write_data"]
 
@@ -38,7 +42,7 @@ _PAGE_ALIGNED_FROM = 1 << 20
 _ALIGNMENT = 64
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, eq=False)
 class DataEntry:
     """The bytes of one tensor in a data file.
 
@@ -83,9 +87,9 @@ def plan_layout(
     """Decide where each initializer of `model` goes.
 
     Weights are never embedded, however small, so that the graph file is the same with and without
-    loaded weights. A tensor that several initializers share (by identity) gets one entry. Offsets
-    are multiples of 4096 for tensors of 1 MiB and more, so that they can be mapped on their own,
-    and multiples of 64 for the others.
+    loaded weights. A tensor that several initializers share (the same object, or the same bytes in
+    another shape or type) gets one entry. Offsets are multiples of 4096 for tensors of 1 MiB and
+    more, so that they can be mapped on their own, and multiples of 64 for the others.
 
     Args:
         model: The model; not changed.
@@ -98,7 +102,7 @@ def plan_layout(
     """
     entries: list[DataEntry] = []
     by_value: dict[ir.Value, DataEntry] = {}
-    by_tensor: dict[int, DataEntry] = {}
+    by_bytes: dict[object, DataEntry] = {}
     end = 0
     for value in _initializers(model):
         if value in kept:
@@ -111,7 +115,7 @@ def plan_layout(
         if tensor is not None:
             if _is_embedded(tensor, length, is_weight):
                 continue
-            if (known := by_tensor.get(id(tensor))) is not None:
+            if (known := by_bytes.get(_identity(tensor))) is not None:
                 by_value[value] = known
                 continue
         alignment = _PAGE if length >= _PAGE_ALIGNED_FROM else _ALIGNMENT
@@ -121,62 +125,132 @@ def plan_layout(
         entries.append(entry)
         by_value[value] = entry
         if tensor is not None:
-            by_tensor[id(tensor)] = entry
+            by_bytes[_identity(tensor)] = entry
     return DataLayout(tuple(entries), by_value, end)
 
 
 def write_data(
     layout: DataLayout,
-    file: BinaryIO,
+    path: Path,
     *,
     on_bytes: Callable[[int, str], None] = lambda count, name: None,
     on_non_finite: Callable[[DataEntry, int], None] = lambda entry, count: None,
 ) -> None:
-    """Write every tensor of `layout` to `file`, holding one tensor in memory at a time.
+    """Write every tensor of `layout` to the new file `path`, with two tensors in memory at most.
+
+    Two threads do it, so that one reads and computes while the other waits for the disk.
 
     Args:
         layout: What to write; every entry needs a tensor.
-        file: A new file, open for writing in binary mode, at position 0.
-        on_bytes: Called after every few megabytes with their number and the tensor's name.
-        on_non_finite: Called with each weight that has values that are not finite, and their count.
+        path: The file; must not exist.
+        on_bytes: Called after every few megabytes with their number and the tensor's name, by one
+            thread at a time.
+        on_non_finite: Called with each weight that has values that are not finite, and their count,
+            in file order.
 
     Raises:
         OSError: whatever the file system reports.
         PackageSaveError: if a tensor does not have the number of bytes that it announces.
     """
+    path.open("xb").close()
+    found: dict[DataEntry, int] = {}
+    waiting, lock, stop = iter(_groups(layout.entries)), threading.Lock(), threading.Event()
+    failures: list[BaseException] = []
+
+    def report(count: int, name: str) -> None:
+        with lock:
+            if stop.is_set():
+                raise _Stopped
+            on_bytes(count, name)
+
+    def work(group: Sequence[DataEntry] | None) -> None:
+        try:
+            while group is not None and not stop.is_set():
+                found.update(_write_group(group, path, report))
+                with lock:
+                    group = next(waiting, None)
+        except _Stopped:
+            return
+        except BaseException as error:
+            failures.append(error)
+            stop.set()
+
+    # The caller's thread writes too, so that an interruption arrives where the work is done.
+    first, second = next(waiting, None), next(waiting, None)
+    helper = threading.Thread(target=work, args=(second,), name="mobius-save")
+    helper.start()
+    work(first)
+    try:
+        helper.join()
+    except BaseException:
+        stop.set()
+        helper.join()
+        raise
+    if failures:
+        raise failures[0]
     for entry in layout.entries:
-        file.seek(entry.offset)
-        writer = _TensorWriter(entry, file, on_bytes)
+        if found[entry]:
+            on_non_finite(entry, found[entry])
+
+
+class _Stopped(Exception):
+    """The other thread has failed."""
+
+
+def _groups(entries: Iterable[DataEntry]) -> list[list[DataEntry]]:
+    """Return the entries in file order, those together that one computation fills."""
+    groups: dict[object, list[DataEntry]] = {}
+    for entry in entries:
         assert entry.tensor is not None  # without weights there is no file
-        visit_chunks(entry.tensor, writer)
-        if writer.written != entry.length:
-            raise PackageSaveError(
-                f"Tensor {entry.name!r} gave {writer.written} bytes where its shape and dtype need "
-                f"{entry.length}. The tensor or its file is broken."
-            )
-        if writer.non_finite:
-            on_non_finite(entry, writer.non_finite)
-    file.flush()
+        common = computation_of(entry.tensor)
+        groups.setdefault(entry if common is None else common, []).append(entry)
+    return list(groups.values())
 
 
-class _TensorWriter:
-    """Writes the chunks of one tensor; counts bytes, and values of weights that are not finite."""
+def _write_group(
+    group: Sequence[DataEntry], path: Path, on_bytes: Callable[[int, str], None]
+) -> dict[DataEntry, int]:
+    """Write tensors to their places; return how many values of each are not finite."""
+    with contextlib.ExitStack() as files:
+        writers = [
+            _EntryWriter(entry, files.enter_context(path.open("r+b")), on_bytes) for entry in group
+        ]
+        visit_together([(writer.tensor, writer) for writer in writers])
+    return {writer.entry: writer.checked() for writer in writers}
+
+
+class _EntryWriter:
+    """Writes the chunks of one tensor; counts values of weights that are not finite."""
 
     def __init__(
         self, entry: DataEntry, file: BinaryIO, on_bytes: Callable[[int, str], None]
     ) -> None:
-        self._entry = entry
+        assert entry.tensor is not None
+        self.entry = entry
+        self.tensor = entry.tensor
         self._file = file
         self._on_bytes = on_bytes
-        self.written = 0
-        self.non_finite = 0
+        self._written = 0
+        self._non_finite = 0
+        file.seek(entry.offset)
 
     def __call__(self, chunk: npt.NDArray[Any]) -> None:
-        if self._entry.is_weight:
-            self.non_finite += count_non_finite(chunk)
+        self._written += chunk.nbytes
+        if self._written > self.entry.length:
+            return  # not over the tensor that follows
+        if self.entry.is_weight:
+            self._non_finite += count_non_finite(chunk)
         self._file.write(chunk.view(np.uint8).data)
-        self.written += chunk.nbytes
-        self._on_bytes(chunk.nbytes, self._entry.name)
+        self._on_bytes(chunk.nbytes, self.entry.name)
+
+    def checked(self) -> int:
+        """Return the number of values that are not finite, once all chunks have come."""
+        if self._written != self.entry.length:
+            raise PackageSaveError(
+                f"Tensor {self.entry.name!r} gave {self._written} bytes where its shape and dtype "
+                f"need {self.entry.length}. The tensor or its file is broken."
+            )
+        return self._non_finite
 
 
 def to_external_proto(model: ir.Model, layout: DataLayout) -> onnx.ModelProto:
@@ -208,6 +282,15 @@ def to_external_proto(model: ir.Model, layout: DataLayout) -> onnx.ModelProto:
 def _initializers(model: ir.Model) -> Iterator[ir.Value]:
     for graph in model.graphs():
         yield from graph.initializers.values()
+
+
+def _identity(tensor: ir.TensorProtocol) -> object:
+    """Return what tensors have in common that are stored in the same bytes."""
+    if isinstance(tensor, DerivedTensor):
+        return bytes_of(tensor.expression)
+    if isinstance(tensor, ir.ExternalTensor):
+        return tensor.path, tensor.offset, tensor.length
+    return id(tensor)
 
 
 def _is_embedded(tensor: ir.TensorProtocol, length: int, is_weight: bool) -> bool:

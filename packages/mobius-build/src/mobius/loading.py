@@ -9,7 +9,7 @@ import onnx_ir as ir
 from mobius.errors import PackageLoadError
 from mobius.manifest import MANIFEST_NAME, Manifest
 
-__all__ = ["read_package"]
+__all__ = ["read_manifest", "read_package"]
 
 
 def read_package(directory: Path) -> tuple[Manifest, dict[str, ir.Model], tuple[Path, ...]]:
@@ -23,7 +23,7 @@ def read_package(directory: Path) -> tuple[Manifest, dict[str, ir.Model], tuple[
     """
     if not directory.is_dir():
         raise PackageLoadError(f"{directory} is not a folder. Save a package there first.")
-    manifest = _read_manifest(directory / MANIFEST_NAME)
+    manifest = read_manifest(directory / MANIFEST_NAME)
     models = {
         key: _read_model(directory / entry.path, with_weights=manifest.weights)
         for key, entry in manifest.models.items()
@@ -35,7 +35,12 @@ def read_package(directory: Path) -> tuple[Manifest, dict[str, ir.Model], tuple[
     return manifest, models, files
 
 
-def _read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path) -> Manifest:
+    """Return the manifest in the file `path`.
+
+    Raises:
+        PackageLoadError: if it is missing or damaged.
+    """
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:

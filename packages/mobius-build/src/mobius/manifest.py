@@ -13,6 +13,7 @@ from mobius.errors import PackageLoadError
 
 __all__ = [
     "MANIFEST_NAME",
+    "GenerationEntry",
     "Manifest",
     "ModelEntry",
     "RuntimeOptions",
@@ -42,7 +43,7 @@ class SourceInfo:
     """Where a model came from.
 
     Attributes:
-        name: Hub id or folder, as the user gave it.
+        name: Hub id, or folder, as the user gave it; a manifest has a folder's name only.
         revision: The resolved commit, or `None` for a plain folder.
     """
 
@@ -66,16 +67,44 @@ class RuntimeOptions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GenerationEntry:
+    """How a text decoder is run.
+
+    Attributes:
+        context_length: Longest text, prompt included, in tokens.
+        shared_cache: Past and present keys, and values, may be one buffer for the longest text.
+        bos_token_id: Starts a text, if the model has such a token.
+        eos_token_ids: Each of them ends a text.
+        pad_token_id: Fills shorter rows, if the model has a token for it.
+        search: How the next token is chosen, where the checkpoint says so.
+        recompute_length: Longest text whose cache can be kept when the text becomes longer, if
+            there is one: LongRoPE has other angles from there on, so a longer text is read again
+            from its start, as transformers does for Phi 3.
+        genai_refusal: Why there is no `genai_config.json`; `None` if there is one.
+    """
+
+    context_length: int
+    shared_cache: bool
+    bos_token_id: int | None = None
+    eos_token_ids: Sequence[int] = ()
+    pad_token_id: int | None = None
+    search: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    recompute_length: int | None = None
+    genai_refusal: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class ModelEntry:
     """One graph of a package.
 
     Attributes:
         path: The `.onnx` file, relative to the package, with forward slashes.
-        data: The external data file, or `None` where the graph has none.
+        data: The external data file that was written, or `None` where there is none.
         role: Role that the graph was optimised for.
         ir_version: ONNX IR version of the file.
         opset_imports: Version of each operator domain.
         optimization: What each stage applied and left alone; `None` if the graph was not optimised.
+        references: Files of the checkpoint whose bytes the graph uses too.
     """
 
     path: str
@@ -84,6 +113,7 @@ class ModelEntry:
     ir_version: int
     opset_imports: Mapping[str, int]
     optimization: Mapping[str, Any] | None = None
+    references: Sequence[str] = ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -95,12 +125,14 @@ class Manifest:
         execution_provider: Name of the EP that the graphs were built for.
         dtype: ONNX name of the element type of weights and activations, if known.
         source: Where the model came from, if from a source.
-        padding: `"right"` if rows must be right-padded (a graph has GroupQueryAttention, whose
-            kernels take a row's real tokens to start at slot 0), `"any"` otherwise.
+        quantization: How weights were made integers, if they were.
+        padding: `"right"` if rows must be right-padded (a graph has GroupQueryAttention that takes
+            a row's real tokens to start at slot 0), `"any"` otherwise: attention follows the mask.
         weights: Whether the external data was written.
         files: Tokenizer and generation files beside the graphs.
         versions: Version of each distribution that took part.
         runtime: What a runtime's configuration starts from, if the graphs were built for an EP.
+        generation: How text is generated, if the package is one text decoder.
     """
 
     models: Mapping[str, ModelEntry]
@@ -112,6 +144,8 @@ class Manifest:
     files: Sequence[str] = ()
     versions: Mapping[str, str] = dataclasses.field(default_factory=dict)
     runtime: RuntimeOptions | None = None
+    generation: GenerationEntry | None = None
+    quantization: Mapping[str, Any] | None = None
 
     def to_json(self) -> str:
         """Return the text of `mobius.json`; equal manifests give equal text."""
@@ -154,6 +188,8 @@ class Manifest:
             raise reader.error("padding", repr(padding), "'any' or 'right'")
         source = reader.get("source", dict, optional=True)
         runtime = reader.get("runtime", dict, optional=True)
+        generation = reader.get("generation", dict, optional=True)
+        quantization = reader.get("quantization", dict, optional=True)
         models = reader.get("models", dict)
         if not models:
             raise reader.error("models", "no entry", "at least one graph")
@@ -167,6 +203,10 @@ class Manifest:
             files=tuple(_inside(name, f"{where}: files") for name in reader.get("files", list)),
             versions=reader.get("versions", dict),
             runtime=None if runtime is None else _read_runtime(runtime, f"{where}: runtime"),
+            generation=(
+                None if generation is None else _read_generation(generation, f"{where}: generation")
+            ),
+            quantization=quantization,
         )
 
 
@@ -222,6 +262,20 @@ def _read_runtime(content: Mapping[str, Any], where: str) -> RuntimeOptions:
     )
 
 
+def _read_generation(content: Mapping[str, Any], where: str) -> GenerationEntry:
+    reader = _Reader(content, where)
+    return GenerationEntry(
+        context_length=reader.get("context_length", int),
+        shared_cache=reader.get("shared_cache", bool),
+        bos_token_id=reader.get("bos_token_id", int, optional=True),
+        eos_token_ids=tuple(reader.get("eos_token_ids", list)),
+        pad_token_id=reader.get("pad_token_id", int, optional=True),
+        search=reader.get("search", dict),
+        recompute_length=reader.get("recompute_length", int, optional=True),
+        genai_refusal=reader.get("genai_refusal", str, optional=True),
+    )
+
+
 def _read_entry(content: object, where: str) -> ModelEntry:
     reader = _Reader(content, where)
     data = reader.get("data", str, optional=True)
@@ -232,6 +286,7 @@ def _read_entry(content: object, where: str) -> ModelEntry:
         ir_version=reader.get("ir_version", int),
         opset_imports=reader.get("opset_imports", dict),
         optimization=reader.get("optimization", dict, optional=True),
+        references=tuple(_inside(name, where) for name in reader.get("references", list)),
     )
 
 

@@ -79,36 +79,66 @@ def runs(target: Target, domain: str, op_type: str, *attributes: str) -> bool:
         op_type: The operator.
         attributes: Attributes, optional inputs and outputs that the use sets, by their names.
     """
+    return _runs(target, domain, op_type, attributes)
+
+
+def runs_node(target: Target, node: ir.Node, *, without: str = "") -> bool:
+    """Return whether the target runs an operator as the node uses it, in the node's own dtype.
+
+    Args:
+        target: Capabilities, dtype and opset.
+        node: The node.
+        without: An attribute, optional input or output, as if the node did not set it.
+    """
+    target = dataclasses.replace(target, dtype=dtype_of(node) or target.dtype)
+    uses = {name: dtype for name, dtype in uses_of(node).items() if name != without}
+    return _runs(target, node.domain, node.op_type, uses)
+
+
+def runs_every_use(target: Target, domain: str, op_type: str) -> bool:
+    """Return whether the target runs the operator in its dtype, whatever a node sets."""
+    lacks = target.capabilities.lacks
+    return runs(target, domain, op_type) and not any(
+        lack.covers(target.dtype, lack.use)
+        for lack in lacks
+        if (lack.domain, lack.op_type) == (domain, op_type)
+    )
+
+
+def _runs(target: Target, domain: str, op_type: str, uses: Collection[str]) -> bool:
     capabilities = target.capabilities
     has_kernel = OP_CAPABILITY.get((domain, op_type))
     return (
         domain in capabilities.allowed_domains
         and target.result_opset >= SINCE_VERSION.get((domain, op_type), 0)
         and (has_kernel is None or has_kernel(capabilities))
-        and not lacks_of(target, domain, op_type, attributes)
+        and not lacks_of(target, domain, op_type, uses)
     )
 
 
-def runs_node(target: Target, node: ir.Node) -> bool:
-    """Return whether the target runs an operator as the node uses it, in the node's own dtype."""
-    target = dataclasses.replace(target, dtype=dtype_of(node) or target.dtype)
-    return runs(target, node.domain, node.op_type, *uses_of(node))
-
-
 def lacks_of(
-    target: Target, domain: str, op_type: str, attributes: Collection[str] = ()
+    target: Target, domain: str, op_type: str, uses: Collection[str] = ()
 ) -> tuple[Lack, ...]:
-    """Return the lacks that speak against a use of the operator in the target's dtype."""
+    """Return the lacks that speak against a use of the operator in the target's dtype.
+
+    Args:
+        target: Capabilities and dtype.
+        domain: Domain of the operator.
+        op_type: The operator.
+        uses: What the use sets, as `Lack.covers` takes it.
+    """
     return tuple(
         lack
         for lack in target.capabilities.lacks
-        if (lack.domain, lack.op_type) == (domain, op_type)
-        and lack.covers(target.dtype, attributes)
+        if (lack.domain, lack.op_type) == (domain, op_type) and lack.covers(target.dtype, uses)
     )
 
 
 def wrong_attributes(target: Target, domain: str, op_type: str) -> frozenset[str]:
-    """Return what the target gets wrong of an operator, by the names that `Lack` has for it."""
+    """Return what the target gets wrong of an operator, by the names that `Lack` has for it.
+
+    An input that is wrong in some element types only is not among them.
+    """
     return frozenset(
         lack.attribute
         for lack in target.capabilities.lacks
@@ -118,28 +148,23 @@ def wrong_attributes(target: Target, domain: str, op_type: str) -> frozenset[str
     )
 
 
-def uses_of(node: ir.Node) -> frozenset[str]:
+def uses_of(node: ir.Node) -> dict[str, ir.DataType | None]:
     """Return what a node sets, by the names that `Lack.attribute` has for it.
 
     These are the attributes that are not 0 or empty, which is how operators spell "off", and the
-    optional inputs and outputs that the node has.
+    optional inputs and outputs that the node has; of the latter two, with their element types.
     """
     inputs, outputs = _OPTIONAL_VALUES.get((node.domain, node.op_type), ({}, {}))
-    return frozenset(
-        [
-            *(name for name, attribute in node.attributes.items() if _is_set(attribute)),
-            *(
-                inputs[i]
-                for i, value in enumerate(node.inputs)
-                if i in inputs and value is not None
-            ),
-            *(
-                outputs[i]
-                for i, value in enumerate(node.outputs)
-                if i in outputs and _is_used(value)
-            ),
-        ]
-    )
+    uses: dict[str, ir.DataType | None] = {
+        name: None for name, attribute in node.attributes.items() if _is_set(attribute)
+    }
+    for index, value in enumerate(node.inputs):
+        if index in inputs and value is not None:
+            uses[inputs[index]] = value.dtype
+    for index, value in enumerate(node.outputs):
+        if index in outputs and _is_used(value):
+            uses[outputs[index]] = value.dtype
+    return uses
 
 
 def dtype_of(node: ir.Node) -> ir.DataType | None:

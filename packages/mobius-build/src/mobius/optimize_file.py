@@ -141,8 +141,7 @@ def _write(
 
     with atomic_files(target) as staging:
         if layout.entries:
-            with open(staging / data.name, "xb") as file:
-                write_data(layout, file, on_bytes=on_bytes)
+            write_data(layout, staging / data.name, on_bytes=on_bytes)
         proto = to_external_proto(model, layout)
         (staging / target.name).write_bytes(proto.SerializeToString(deterministic=True))
 

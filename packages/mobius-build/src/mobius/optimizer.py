@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import logging
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextvars import ContextVar
 from typing import Protocol
 
 import onnx_ir as ir
@@ -15,14 +18,18 @@ from mobius.expectations import missed_gqa, other_dtype, still_lacking
 from mobius.histogram import Histogram, changes
 from mobius.layer_graph import layer_graph, pick_layer
 from mobius.opsets import parse_opset
+from mobius.padding import PaddingSide, parse_padding_side
 from mobius.pipeline import plan_for
-from mobius.report import OptimizationReport, StageRecord
+from mobius.quantization import Quantization, parse_quantization
+from mobius.report import OptimizationReport, StageRecord, refusal_lines
 from mobius.roles import parse_role
+from mobius.size_limits import oversized
 from mobius.stage import Phase, Stage, Target
 from mobius.stage_pass import StageResult
 from mobius.trace import Trace
 from mobius_eps import EpCapabilities, get_ep
 from mobius_eps.capabilities import NEWEST_OPSET
+from mobius_ir_rules.lowering.raise_opset import OLDEST_SOURCE, obstacles, source_opset
 from mobius_ir_rules.passes import InvariantError, check_model_invariants
 from mobius_ir_rules.passes.graphs import op_counts
 
@@ -51,6 +58,19 @@ class Observer(Protocol):
         ...
 
 
+_watching: ContextVar[tuple[Observer, ...]] = ContextVar("mobius_observers", default=())
+
+
+@contextlib.contextmanager
+def observed(observer: Observer) -> Iterator[None]:
+    """Let `observer` watch every optimisation of the block, in this thread or task."""
+    token = _watching.set((*_watching.get(), observer))
+    try:
+        yield
+    finally:
+        _watching.reset(token)
+
+
 def optimize_model(
     model: ir.Model,
     ep: str | EpCapabilities = "default",
@@ -58,6 +78,8 @@ def optimize_model(
     role: str = "decoder",
     *,
     opset: int | None = None,
+    padding_side: str = PaddingSide.RIGHT,
+    quantize: str | Quantization | None = None,
     trace: bool = False,
 ) -> OptimizationReport:
     """Rewrite `model` in place for an execution provider.
@@ -72,8 +94,13 @@ def optimize_model(
             `None` means float32. Nothing is cast.
         role: What the model is for: `"decoder"`, `"vision"`, `"encoder"` or `"embedding"`.
         opset: Newest opset that the result may be in, from 17 to 24; what an older one lacks is
-            written in operators that it has. `None` means the newest that the provider runs. A
-            model that is older stays as old as it is.
+            written in operators that it has. `None` means the newest that the provider runs. An
+            older model is raised, unless it holds what a newer opset may read otherwise.
+        padding_side: Where the rows of a batch are padded, `"right"` or `"left"`. The fused
+            attention of a decoder is right for right padding alone, unless it is made for left
+            padding, which costs a mask; what is not fused is right for both.
+        quantize: Makes weights of products integers: `"int4"`, `"int8"`, or a
+            `QuantizationConfig`; `None` leaves them as they are.
         trace: Log what each stage did on the logger `mobius._optimizations`, at level INFO.
 
     Returns:
@@ -84,14 +111,16 @@ def optimize_model(
         UnknownDtypeError: (a `ValueError`) if no model can be built in the dtype.
         UnknownRoleError: (a `ValueError`) if there is no such role.
         UnsupportedOpsetError: (a `ValueError`) if no model can be brought to the opset.
+        UnknownPaddingSideError: (a `ValueError`) if there is no such side.
+        QuantizationError: (a `ValueError`) if there is no such way to quantize.
         TypeError: if `model` is no `ir.Model`. Nothing has been touched in all these cases.
         OpsetError: (a `ValueError`) if the model holds what `opset` cannot say.
         InvariantError: (a `ValueError`) if the result is no valid model for the target, for
             instance because an operator is of a domain that it does not allow.
 
     Warns:
-        UserWarning: if attention should have been fused for the target and was not, or if
-            operators stay that the target lacks.
+        UserWarning: if attention should have been fused for the target and was not, if operators
+            stay that the target lacks, or if tensors are larger than it takes for sure.
     """
     if not isinstance(model, ir.Model):
         raise TypeError(
@@ -104,24 +133,53 @@ def optimize_model(
         ir.DataType.FLOAT if dtype is None else parse_dtype(dtype),
         parse_role(role),
         parse_opset(opset),
-        model.opset_imports.get("", NEWEST_OPSET),
+        source_opset(model) or NEWEST_OPSET,
+        parse_padding_side(padding_side),
+        parse_quantization(quantize),
     )
+    target = with_raised_opset(target, model)
     mismatch = other_dtype(model, target)
     if mismatch is not None:
         logger.warning("%s", mismatch)
     inputs = [str(value.name) for value in model.graph.inputs]
     outputs = [str(value.name) for value in model.graph.outputs]
-    report = run_stages(model, target, plan_for(target), [Trace()] if trace else [])
-    check_model_invariants(
-        model,
-        allowed_domains=capabilities.allowed_domains,
-        input_names=inputs,
-        output_names=outputs,
-    )
-    _check_functions(model, capabilities)
+    observers = [*([Trace()] if trace else []), *_watching.get()]
+    report = run_stages(model, target, plan_for(target), observers)
+    try:
+        check_model_invariants(
+            model,
+            allowed_domains=capabilities.allowed_domains,
+            input_names=inputs,
+            output_names=outputs,
+        )
+        _check_functions(model, capabilities)
+    except InvariantError as error:
+        raise InvariantError(_with_reasons(str(error), report)) from None
     for warning in report.warnings:
         warnings.warn(warning, UserWarning, stacklevel=2)
     return report
+
+
+def _with_reasons(message: str, report: OptimizationReport) -> str:
+    """Return the message with what stages said of operators that they could not expand."""
+    lines = [
+        f"- {stage.name} {line}"
+        for stage in report.stages
+        if stage.phase in (Phase.CLEANUP, Phase.INLINE)
+        for line in refusal_lines(stage.refusals)
+    ]
+    if not lines:
+        return message
+    return "\n".join([message, "What could not be written in other operators:", *lines])
+
+
+def with_raised_opset(target: Target, model: ir.Model) -> Target:
+    """Return the target with the opset to which the model will be raised, if it will be."""
+    goal = target.raise_goal
+    known = OLDEST_SOURCE <= target.model_opset < target.max_opset
+    if not known or obstacles(model, goal):
+        return target
+    return dataclasses.replace(target, raised_opset=goal)
 
 
 def _check_functions(model: ir.Model, capabilities: EpCapabilities) -> None:
@@ -174,6 +232,7 @@ def run_stages(
             note = missed_gqa(model, target, records)
             notes.extend([] if note is None else [note])
     notes.extend(still_lacking(model, target))
+    notes.extend(oversized(model, target))
     for observer in observers:
         observer.finished(records)
     return OptimizationReport(

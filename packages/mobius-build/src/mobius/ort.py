@@ -15,7 +15,17 @@ import onnx_ir as ir
 
 from mobius_eps import MobiusError
 
-__all__ = ["CPU", "Array", "OrtError", "OrtMissingError", "Port", "Session", "open_session"]
+__all__ = [
+    "CPU",
+    "Array",
+    "OrtError",
+    "OrtMissingError",
+    "Port",
+    "Session",
+    "import_onnxruntime",
+    "open_session",
+    "to_ort_value",
+]
 
 Array = npt.NDArray[Any]
 
@@ -72,11 +82,12 @@ class Session:
         path: The file.
         inputs: What it takes, in order.
         outputs: What it gives, in order.
+        native: ONNX Runtime's own session.
     """
 
     def __init__(self, path: Path, session: Any) -> None:
         self.path = path
-        self._session = session
+        self.native = session
         self.inputs = tuple(_port(each, path) for each in session.get_inputs())
         self.outputs = tuple(_port(each, path) for each in session.get_outputs())
 
@@ -87,8 +98,8 @@ class Session:
             OrtError: with what ONNX Runtime says.
         """
         try:
-            values = {port.name: _to_ort(feed[port.name], port.dtype) for port in self.inputs}
-            results = self._session.run_with_ort_values(None, values)
+            values = {port.name: to_ort_value(feed[port.name], port.dtype) for port in self.inputs}
+            results = self.native.run_with_ort_values(None, values)
         except Exception as error:  # ONNX Runtime has a class of its own for each status
             raise OrtError(f"{self.path} does not run: {error}") from error
         return {
@@ -108,7 +119,7 @@ def open_session(path: Path, providers: Sequence[str] = (CPU,)) -> Session:
         OrtMissingError: if ONNX Runtime is not installed.
         OrtError: if it does not load the model, or lacks one of the providers.
     """
-    onnxruntime = _onnxruntime()
+    onnxruntime = import_onnxruntime()
     available = onnxruntime.get_available_providers()
     lacking = [name for name in providers if name not in available]
     if lacking:
@@ -125,7 +136,12 @@ def open_session(path: Path, providers: Sequence[str] = (CPU,)) -> Session:
     return Session(path, session)
 
 
-def _onnxruntime() -> Any:
+def import_onnxruntime() -> Any:
+    """Return the module `onnxruntime`.
+
+    Raises:
+        OrtMissingError: if it is not installed.
+    """
     try:
         import onnxruntime  # type: ignore[import-untyped]
     except ImportError as error:
@@ -143,8 +159,9 @@ def _port(port: Any, path: Path) -> Port:
     return Port(port.name, dtype, shape)
 
 
-def _to_ort(array: Array, dtype: ir.DataType) -> Any:
-    onnxruntime = _onnxruntime()
+def to_ort_value(array: Array, dtype: ir.DataType) -> Any:
+    """Return `array` as an OrtValue on the CPU; bfloat16 and 8-bit floats are ml_dtypes'."""
+    onnxruntime = import_onnxruntime()
     array = np.ascontiguousarray(array)
     if dtype in _AS_BITS:
         bits = array.view(_BITS[array.itemsize])

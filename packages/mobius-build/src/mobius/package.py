@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import onnx_ir as ir
 
 from mobius.errors import PackageError
+from mobius.generation import GenerationSettings
 from mobius.loading import read_package
-from mobius.manifest import MANIFEST_NAME, RuntimeOptions, SourceInfo
+from mobius.manifest import MANIFEST_NAME, GenerationEntry, RuntimeOptions, SourceInfo
+from mobius.quantization import Quantization
 from mobius.report import OptimizationReport, refusal_lines
 from mobius.saving import Progress, save_package
 from mobius.weights import bind_weights, collect_parameters
@@ -37,7 +40,10 @@ class ModelPackage(Mapping[str, ir.Model]):
         dtype: Element type of weights and activations, if known.
         reports: What optimisation did to each graph; empty before it ran and after `load`.
         files: Tokenizer and generation files that are saved beside the graphs.
+        texts: Such files by name that are made while saving.
         source: Where the model came from, if from a source.
+        generation: Special tokens and search defaults, if they are known.
+        quantization: How weights were made integers, as the manifest has it, if they were.
         allow_non_finite: Whether weights with NaN or infinite values may be saved.
     """
 
@@ -48,7 +54,10 @@ class ModelPackage(Mapping[str, ir.Model]):
     dtype: ir.DataType | None
     reports: Mapping[str, OptimizationReport]
     files: tuple[Path, ...]
+    texts: Mapping[str, Callable[[], str]]
     source: SourceInfo | None
+    generation: GenerationSettings | None
+    quantization: Mapping[str, Any] | None
     allow_non_finite: bool
 
     def __init__(
@@ -73,6 +82,7 @@ class ModelPackage(Mapping[str, ir.Model]):
         self._parameters = collect_parameters(self._models.values())
         self._loaded_summaries: Mapping[str, Mapping[str, Any] | None] = {}
         self._loaded_runtime: RuntimeOptions | None = None
+        self._loaded_generation: GenerationEntry | None = None
         self.roles = dict(roles)
         self.config = config
         self.capabilities = None
@@ -80,7 +90,10 @@ class ModelPackage(Mapping[str, ir.Model]):
         self.dtype = None
         self.reports = {}
         self.files = ()
+        self.texts = {}
         self.source = None
+        self.generation = None
+        self.quantization = None
         self.allow_non_finite = False
 
     def __getitem__(self, key: str) -> ir.Model:
@@ -107,22 +120,32 @@ class ModelPackage(Mapping[str, ir.Model]):
         ep: EpCapabilities,
         dtype: ir.DataType,
         reports: Mapping[str, OptimizationReport],
+        quantization: Quantization | None = None,
     ) -> ModelPackage:
         """Return this package (same graphs) with what it was built for."""
         package = copy.copy(self)
         package.capabilities = ep
         package.ep = ep.name
         package.dtype = dtype
+        package.quantization = None if quantization is None else quantization.to_dict()
         package.reports = dict(reports)
         return package
 
     def with_source(
-        self, *, name: str, revision: str | None, files: Iterable[Path] = ()
+        self,
+        *,
+        name: str,
+        revision: str | None,
+        files: Iterable[Path] = (),
+        texts: Mapping[str, Callable[[], str]] = MappingProxyType({}),
+        generation: GenerationSettings | None = None,
     ) -> ModelPackage:
-        """Return this package (same graphs) with where it came from and the files to copy."""
+        """Return this package (same graphs) with where it came from and what goes with it."""
         package = copy.copy(self)
         package.source = SourceInfo(name, revision)
         package.files = tuple(files)
+        package.texts = dict(texts)
+        package.generation = generation
         return package
 
     def parameters(self) -> Mapping[str, tuple[ir.Value, ...]]:
@@ -161,24 +184,35 @@ class ModelPackage(Mapping[str, ir.Model]):
         *,
         overwrite: bool = False,
         progress: Progress | None = None,
+        weights: str = "copy",
     ) -> None:
         """Write the package into a folder, completely or not at all.
 
         One graph is `model.onnx` with its weights in `model.onnx.data`; each of several is
         `<key>/model.onnx`. Beside them lie the tokenizer files and `mobius.json`, which says how
-        the package was made. Without weights the graphs are the same files, and there is no data.
+        the package was made. A text decoder that onnxruntime-genai can run has a
+        `genai_config.json` too; the manifest says why another has none. Without weights the graphs
+        are the same files, and there is no data.
 
         Args:
             directory: A new or empty folder.
             overwrite: Replace a package that is there. Any other folder with content is refused.
-            progress: Called with bytes done, bytes in total and the tensor's name.
+            progress: Called with bytes done, bytes in total and the tensor's name, by one thread at
+                a time.
+            weights: `"copy"` writes all weights to `model.onnx.data`. `"reference"` writes there
+                only those that had to be computed; for the others the graph points into the
+                checkpoint's own files. Those are copied whole beside the graph, or stay where they
+                are if `directory` is the folder that holds them: the package's files are then
+                written beside them, and the checkpoint must not change any more. Weights that are
+                not written are still read once to see that they are finite, unless
+                `allow_non_finite` is set.
 
         Raises:
             PackageSaveError: for a folder that cannot be written or is full, with nothing changed.
             NonFiniteWeightsError: for weights that are not finite, unless they are allowed.
             WeightsError: if only some of the weights are loaded.
         """
-        save_package(self, Path(directory), overwrite=overwrite, progress=progress)
+        save_package(self, Path(directory), overwrite=overwrite, progress=progress, weights=weights)
 
     @classmethod
     def load(cls, directory: str | PathLike[str]) -> ModelPackage:
@@ -193,8 +227,10 @@ class ModelPackage(Mapping[str, ir.Model]):
         package.ep = manifest.execution_provider
         package.dtype = None if manifest.dtype is None else ir.DataType[manifest.dtype]
         package.source = manifest.source
+        package.quantization = manifest.quantization
         package.files = files
         package._loaded_runtime = manifest.runtime
+        package._loaded_generation = manifest.generation
         package._loaded_summaries = {
             key: entry.optimization for key, entry in manifest.models.items()
         }
@@ -213,6 +249,10 @@ class ModelPackage(Mapping[str, ir.Model]):
             and not any(map(_has_control_flow, self.values())),
             int4_accuracy_level=self.capabilities.default_int4_accuracy_level,
         )
+
+    def loaded_generation(self) -> GenerationEntry | None:
+        """Return what the manifest that the package was loaded from says about generating text."""
+        return self._loaded_generation
 
     def optimization_summary(self, key: str) -> Mapping[str, Any] | None:
         """Return what optimisation did to a graph, short enough for the manifest."""

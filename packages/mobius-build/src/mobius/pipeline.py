@@ -14,9 +14,18 @@ import onnx_ir.passes.common as common_passes
 from onnxscript.rewriter import RewriteRule
 
 from mobius.dtypes import parse_dtype
-from mobius.lowerings import FUSED_MAT_MUL, LOWERINGS, BringDown
+from mobius.lowerings import (
+    BOOLEAN_MASK,
+    FUSED_MAT_MUL,
+    LOWERINGS,
+    MAT_MUL_N_BITS,
+    BringDown,
+    BringUp,
+    lowers_mat_mul_n_bits,
+)
 from mobius.op_support import SINCE_VERSION, runs, wrong_attributes
 from mobius.opsets import parse_opset
+from mobius.quantize_stage import Quantize
 from mobius.roles import Role, parse_role
 from mobius.stage import Phase, Stage, Target
 from mobius.stage_pass import DropFunctions, RuleGroup, Steps, UniqueNames
@@ -31,8 +40,10 @@ from mobius_ir_rules.fusion.fused_mat_mul import fused_matmul_rules
 from mobius_ir_rules.fusion.gelu import gelu_rules
 from mobius_ir_rules.fusion.group_query_attention import group_query_attention_rules
 from mobius_ir_rules.fusion.layer_normalization import layer_normalization_rules
+from mobius_ir_rules.fusion.moe import moe_rules
 from mobius_ir_rules.fusion.pack_qkv import pack_qkv_rules
 from mobius_ir_rules.fusion.packed_multi_head_attention import packed_multi_head_attention_rules
+from mobius_ir_rules.fusion.recurrence import recurrence_rules
 from mobius_ir_rules.fusion.rms_normalization import rms_normalization_rules
 from mobius_ir_rules.fusion.rotary_embedding import rotary_embedding_rules
 from mobius_ir_rules.fusion.skip_layer_norm import skip_layer_norm_rules
@@ -114,14 +125,22 @@ def _runs_any(*op_types: str) -> Callable[[Target], bool]:
 
 def _fuses_gelu(target: Target) -> bool:
     """Return whether the target has a GELU; LowerGelu gives it the one that it has."""
-    return target.model_opset >= SINCE_VERSION["", "Gelu"] and (
+    return target.working_opset >= SINCE_VERSION["", "Gelu"] and (
         runs(target, "", "Gelu")
         or (runs(target, _MICROSOFT, "Gelu") and runs(target, _MICROSOFT, "FastGelu"))
     )
 
 
+def _avoids_loops(target: Target) -> bool:
+    return not target.capabilities.fast_loops and runs(target, _MICROSOFT, "LinearAttention")
+
+
+def _is_old(target: Target) -> bool:
+    return target.model_opset < target.max_opset
+
+
 def _lowers_opset(target: Target) -> bool:
-    return target.result_opset < target.model_opset
+    return target.result_opset < target.working_opset
 
 
 def _packs_attention(target: Target) -> bool:
@@ -162,6 +181,7 @@ def _make_gqa_fusion(target: Target) -> RuleGroup:
         explicit_scale=True,  # some kernels have no default
         # Where rotary is taken out again, it must find the positions that the graph has.
         explicit_positions=_separates_rope(target),
+        padding_side=target.padding_side,
     )
     return RuleGroup(rules, [EliminateCommonSubexpressions(), RemoveUnused()])
 
@@ -174,6 +194,15 @@ def _make_bias_gelu(target: Target) -> RuleGroup:
 def _make_separate_rope(target: Target) -> RuleGroup:
     del target
     return RuleGroup(separate_rope_rules(), [EliminateCommonSubexpressions(), RemoveUnused()])
+
+
+def _quantizes(target: Target) -> bool:
+    return target.quantization is not None
+
+
+def _make_quantize(target: Target) -> Quantize:
+    assert target.quantization is not None
+    return Quantize(target.quantization, target.capabilities.default_int4_accuracy_level)
 
 
 def _make_cleanup(target: Target) -> ir.passes.PassBase:
@@ -242,6 +271,7 @@ def _bodies(target: Target, *, run: bool) -> dict[tuple[str, str], Callable[[int
 
 
 STAGES: tuple[Stage, ...] = (
+    Stage(Phase.CLEANUP, "RaiseOpset", _is_old, BringUp),
     Stage(Phase.CLEANUP, "Cleanup", _always, _make_cleanup),
     # First what exporters write out as primitives; what the target lacks of it is lowered again.
     *(
@@ -269,6 +299,8 @@ STAGES: tuple[Stage, ...] = (
         _runs_any("SkipLayerNormalization"),
         _rule_group(skip_layer_norm_rules),
     ),
+    Stage(Phase.FUSION, "RecurrenceFusion", _avoids_loops, _rule_group(recurrence_rules)),
+    Stage(Phase.FUSION, "MoEFusion", _runs_any("MoE"), _rule_group(moe_rules)),
     Stage(Phase.FUSION, "GeluFusion", _fuses_gelu, _rule_group(gelu_rules)),
     Stage(
         Phase.FUSION,
@@ -277,6 +309,10 @@ STAGES: tuple[Stage, ...] = (
         _rule_group(packed_multi_head_attention_rules),
     ),
     Stage(Phase.FUSION, "BiasGelu", _runs_any(*BIAS_GELU_OPERATORS), _make_bias_gelu),
+    # Behind all that packs weights, so that what is packed is quantized as one.
+    Stage(Phase.FUSION, "Quantize", _quantizes, _make_quantize),
+    Stage(Phase.INLINE, MAT_MUL_N_BITS.stage_name, lowers_mat_mul_n_bits, MAT_MUL_N_BITS.make),
+    Stage(Phase.INLINE, BOOLEAN_MASK.stage_name, BOOLEAN_MASK.needed, BOOLEAN_MASK.make),
     Stage(Phase.INLINE, FUSED_MAT_MUL.stage_name, FUSED_MAT_MUL.needed, FUSED_MAT_MUL.make),
     Stage(Phase.INLINE, "InlinePass", _always, _make_inline),
     Stage(Phase.LOWERING, "SeparateRoPE", _separates_rope, _make_separate_rope),

@@ -2,79 +2,86 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Mapping
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import onnx_ir as ir
 
 from mobius.atomic import atomic_directory, check_destination, check_free_space
+from mobius.atomic_files import atomic_files, check_files
 from mobius.errors import (
     NonFiniteTensor,
     NonFiniteWeightsError,
     PackageSaveError,
     WeightsError,
 )
-from mobius.external_data import (
-    IR_VERSION,
-    DataEntry,
-    DataLayout,
-    plan_layout,
-    to_external_proto,
-    write_data,
+from mobius.external_data import IR_VERSION, DataEntry, to_external_proto, write_data
+from mobius.genai import GENAI_CONFIG, to_json
+from mobius.generation_plan import GenerationPlan, plan_generation
+from mobius.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ModelEntry,
+    Padding,
+    SourceInfo,
+    installed_versions,
 )
-from mobius.manifest import MANIFEST_NAME, Manifest, ModelEntry, Padding, installed_versions
-from mobius.streaming import WeightTensor
+from mobius.references import COPY, check_finite, copy_file, refers
+from mobius.saving_plan import (
+    DATA_NAME,
+    MODEL_NAME,
+    PlannedModel,
+    input_files,
+    name_files,
+    plan_models,
+    refuse_inputs,
+)
 from mobius.weights import collect_parameters, explain_non_finite
-from mobius_ir_rules.lazy import DerivedTensor
 
 if TYPE_CHECKING:
     from mobius.package import ModelPackage
 
 __all__ = ["Progress", "check_target", "save_package"]
 
-MODEL_NAME = "model.onnx"
-DATA_NAME = "model.onnx.data"
-
 Progress = Callable[[int, int, str], None]
 """Called with bytes written, bytes in total, and the name of the tensor being written."""
 
 _logger = logging.getLogger(__name__)
 _LISTED = 20
+_ATTENTION_BIAS = 10  # input of GroupQueryAttention
 
 
-@dataclasses.dataclass(frozen=True)
-class _PlannedModel:
-    model: ir.Model
-    folder: PurePosixPath
-    layout: DataLayout
-
-    @property
-    def path(self) -> str:
-        return str(self.folder / MODEL_NAME)
-
-    @property
-    def data(self) -> str | None:
-        return str(self.folder / DATA_NAME) if self.layout.entries else None
-
-
-def check_target(directory: Path, *, overwrite: bool, source: str | None = None) -> Path:
+def check_target(
+    directory: Path,
+    *,
+    overwrite: bool,
+    source: str | None = None,
+    weights: str = COPY,
+) -> Path:
     """Return the resolved `directory` if a package may be saved there.
 
     Args:
         directory: The folder.
         overwrite: Allow a package that is there to be replaced.
         source: Folder that the weights are read from, if it is one.
+        weights: As for `ModelPackage.save`; with `"reference"` that may be the same folder.
 
     Raises:
         PackageSaveError: saying what is in the way.
     """
-    target = directory.expanduser().resolve()
-    if source is not None and Path(source).expanduser().is_dir():
-        _refuse_inputs(target, [Path(source).expanduser()])
+    target, refer = directory.expanduser().resolve(), refers(weights)
+    folder = None if source is None else Path(source).expanduser()
+    if folder is not None and folder.is_dir():
+        if refer and folder.resolve() == target:
+            names = (MODEL_NAME, MANIFEST_NAME)
+            check_files(target, names, overwrite=overwrite, marker=MANIFEST_NAME)
+            return target
+        refuse_inputs(target, [folder])
     check_destination(target, overwrite=overwrite, marker=MANIFEST_NAME)
     return target
 
@@ -85,31 +92,71 @@ def save_package(
     *,
     overwrite: bool = False,
     progress: Progress | None = None,
+    weights: str = COPY,
 ) -> None:
     """Save `package`; see `ModelPackage.save`."""
-    plans = _plan(package)
-    files = _named_files(package.files, plans)
+    target, refer = directory.expanduser().resolve(), refers(weights)
     with_weights = _has_weights(package)
-    total = sum(entry.length for plan in plans.values() for entry in plan.layout.entries)
-    source = None if package.source is None else package.source.name
-    target = check_target(directory, overwrite=overwrite, source=source)
-    _refuse_inputs(target, [*_mapped_files(plans.values()), *files.values()])
-    if with_weights:
-        check_free_space(target, total)
-    with atomic_directory(target, overwrite=overwrite, last=MANIFEST_NAME) as staging:
+    if refer and not with_weights:
+        raise PackageSaveError(
+            "The package has no weights yet, so there is nothing to refer to. Load them first, or "
+            "save without weights='reference'."
+        )
+    plans = plan_models(package, target, refer=refer)
+    generation = plan_generation(package, next(iter(plans.values())).path)
+    genai = None if generation is None else generation.genai
+    written = (*package.texts, *(() if genai is None else (GENAI_CONFIG,)))
+    files = name_files(package.files, plans, written)
+    names = [*files, *written]
+    check = not package.allow_non_finite
+    with _staging(package, target, plans, files, written, overwrite=overwrite) as staging:
         bad: list[NonFiniteTensor] = []
-        report = _Reporter(progress, total)
+        report = _Reporter(progress, _bytes_to_go(plans.values(), check=check))
         for plan in plans.values():
             (staging / plan.folder).mkdir(exist_ok=True)
             if with_weights:
-                _write_weights(plan, staging, report, bad)
+                _write_weights(plan, staging, report, bad, check=check)
             proto = to_external_proto(plan.model, plan.layout)
             (staging / plan.path).write_bytes(proto.SerializeToString(deterministic=True))
         _judge(bad, allowed=package.allow_non_finite)
         for name, path in files.items():
-            shutil.copyfile(path, staging / name)
-        manifest = _manifest(package, plans, files, with_weights)
+            if path.resolve() != target / name:
+                shutil.copyfile(path, staging / name)
+        for name, make in package.texts.items():
+            (staging / name).write_text(make(), encoding="utf-8", newline="\n")
+        if genai is not None:
+            text = to_json(genai)
+            (staging / GENAI_CONFIG).write_text(text, encoding="utf-8", newline="\n")
+        manifest = _manifest(package, plans, names, with_weights, generation)
         (staging / MANIFEST_NAME).write_text(manifest.to_json(), encoding="utf-8", newline="\n")
+
+
+def _staging(
+    package: ModelPackage,
+    target: Path,
+    plans: Mapping[str, PlannedModel],
+    files: Mapping[str, Path],
+    written: Iterable[str],
+    *,
+    overwrite: bool,
+) -> contextlib.AbstractContextManager[Path]:
+    """Check all that can be in the way; return a folder whose content will get into `target`.
+
+    It replaces `target`, unless that holds files that the package refers to.
+    """
+    space = sum(plan.bytes_to_write() for plan in plans.values()) if package.is_loaded else 0
+    if not any(plan.references.in_place for plan in plans.values()):
+        source = None if package.source is None else package.source.name
+        check_target(target, overwrite=overwrite, source=source)
+        refuse_inputs(target, [*input_files(plans.values()), *files.values()])
+        check_free_space(target, space)
+        return atomic_directory(target, overwrite=overwrite, last=MANIFEST_NAME)
+    names = [name for plan in plans.values() for name in plan.written]
+    names += [*written, *(name for name, path in files.items() if path.resolve() != target / name)]
+    check_files(target, [*names, MANIFEST_NAME], overwrite=overwrite, marker=MANIFEST_NAME)
+    check_free_space(target, space)
+    kept = {location for plan in plans.values() for location in plan.references.in_place}
+    return atomic_files(target / MANIFEST_NAME, stale={DATA_NAME, GENAI_CONFIG} - kept)
 
 
 class _Reporter:
@@ -124,18 +171,6 @@ class _Reporter:
         self._done += count
         if self._progress is not None:
             self._progress(self._done, self._total, name)
-
-
-def _plan(package: ModelPackage) -> dict[str, _PlannedModel]:
-    weights = frozenset(value for values in package.parameters().values() for value in values)
-    return {
-        key: _PlannedModel(
-            model,
-            PurePosixPath("." if len(package) == 1 else key),
-            plan_layout(model, DATA_NAME, weights),
-        )
-        for key, model in package.items()
-    }
 
 
 def _has_weights(package: ModelPackage) -> bool:
@@ -153,68 +188,29 @@ def _has_weights(package: ModelPackage) -> bool:
     return False
 
 
-def _named_files(files: Iterable[Path], plans: Mapping[str, _PlannedModel]) -> dict[str, Path]:
-    """Return the files to be copied by the name they get, refusing names that are taken."""
-    taken = {MANIFEST_NAME, *(PurePosixPath(plan.path).parts[0] for plan in plans.values())}
-    taken |= {plan.data for plan in plans.values() if plan.data is not None}
-    folded = {name.casefold() for name in taken}  # some file systems do not tell case apart
-    named: dict[str, Path] = {}
-    for path in files:
-        if path.name.casefold() in folded:
-            raise PackageSaveError(
-                f"{path} cannot be copied into the package: it already has a {path.name}. "
-                "Rename one of the two."
-            )
-        if not path.is_file():
-            raise PackageSaveError(f"{path} belongs into the package but is not a file.")
-        folded.add(path.name.casefold())
-        named[path.name] = path
-    return named
-
-
-def _refuse_inputs(target: Path, inputs: Iterable[Path]) -> None:
-    """Refuse to replace a folder that holds something that the package is still read from."""
-    for path in inputs:
-        if path.resolve().is_relative_to(target) or path.absolute().is_relative_to(target):
-            raise PackageSaveError(
-                f"{target} holds what this package is read from ({path}) and is not replaced. "
-                "Choose another folder."
-            )
-
-
-def _mapped_files(plans: Iterable[_PlannedModel]) -> set[Path]:
-    return {
-        Path(path)
-        for plan in plans
-        for entry in plan.layout.entries
-        for tensor in _sources(entry.tensor)
-        # onnx_ir's ExternalTensor and the mapped tensors of sources alike
-        if isinstance(path := getattr(tensor, "path", None), str | Path)
-    }
-
-
-def _sources(tensor: ir.TensorProtocol | None) -> Iterable[ir.TensorProtocol]:
-    if isinstance(tensor, DerivedTensor):
-        for leaf in tensor.leaves:
-            yield from _sources(leaf.const_value)
-    elif isinstance(tensor, WeightTensor):
-        yield from _sources(tensor.source)
-    elif tensor is not None:
-        yield tensor
+def _bytes_to_go(plans: Iterable[PlannedModel], *, check: bool) -> int:
+    return sum(plan.bytes_to_write() + check * plan.bytes_to_check() for plan in plans)
 
 
 def _write_weights(
-    plan: _PlannedModel, staging: Path, report: _Reporter, bad: list[NonFiniteTensor]
+    plan: PlannedModel,
+    staging: Path,
+    report: _Reporter,
+    bad: list[NonFiniteTensor],
+    *,
+    check: bool,
 ) -> None:
-    if plan.data is None:
-        return
-
     def on_non_finite(entry: DataEntry, count: int) -> None:
         assert entry.tensor is not None
         bad.extend(explain_non_finite(entry.name, entry.tensor, count))
 
-    with open(staging / plan.data, "xb") as file:
-        write_data(plan.layout, file, on_bytes=report, on_non_finite=on_non_finite)
+    references = plan.references
+    for name, path in references.copied.items():
+        copy_file(path, staging / plan.folder / name, report)
+    if check:
+        check_finite(references.entries, on_bytes=report, on_non_finite=on_non_finite)
+    if plan.data is not None:
+        write_data(plan.layout, staging / plan.data, on_bytes=report, on_non_finite=on_non_finite)
 
 
 def _judge(bad: list[NonFiniteTensor], *, allowed: bool) -> None:
@@ -232,23 +228,25 @@ def _judge(bad: list[NonFiniteTensor], *, allowed: bool) -> None:
         return
     raise NonFiniteWeightsError(
         f"{text}\nBuild for a dtype with more range (bf16, f32), or allow them "
-        "(apply_weights(..., allow_non_finite=True)).",
+        "(apply_weights(..., allow_non_finite=True), --allow-non-finite on the command line).",
         tensors=bad,
     )
 
 
 def _manifest(
     package: ModelPackage,
-    plans: Mapping[str, _PlannedModel],
+    plans: Mapping[str, PlannedModel],
     files: Iterable[str],
     with_weights: bool,
+    generation: GenerationPlan | None,
 ) -> Manifest:
-    padding: Padding = "right" if any(map(_has_group_query_attention, package.values())) else "any"
+    padding: Padding = "right" if any(map(_counts_tokens, package.values())) else "any"
     return Manifest(
         models={
             key: ModelEntry(
                 path=plan.path,
                 data=plan.data,
+                references=[str(plan.folder / name) for name in plan.references.locations],
                 role=package.roles[key],
                 ir_version=IR_VERSION,
                 opset_imports=dict(sorted(plan.model.opset_imports.items())),
@@ -258,19 +256,34 @@ def _manifest(
         },
         execution_provider=package.ep,
         dtype=None if package.dtype is None else package.dtype.name,
-        source=package.source,
+        source=None if package.source is None else _published(package.source),
+        quantization=package.quantization,
         padding=padding,
         weights=with_weights,
         files=sorted(files),
         versions=installed_versions(),
         runtime=package.runtime_options(),
+        generation=package.loaded_generation() if generation is None else generation.entry,
     )
 
 
-def _has_group_query_attention(model: ir.Model) -> bool:
+def _published(source: SourceInfo) -> SourceInfo:
+    """Return `source` without the folder that it was read from, which says where its user works."""
+    path = Path(source.name).expanduser()
+    if source.revision is None and path.exists():
+        return dataclasses.replace(source, name=path.resolve().name)
+    return source
+
+
+def _counts_tokens(model: ir.Model) -> bool:
+    """Return whether attention takes a row's real tokens to be the first so many.
+
+    `GroupQueryAttention` does, unless a bias tells it what a query may see.
+    """
     graphs: list[ir.Graph | ir.Function] = [model.graph, *model.functions.values()]
     return any(
         node.op_type == "GroupQueryAttention"
+        and (len(node.inputs) <= _ATTENTION_BIAS or node.inputs[_ATTENTION_BIAS] is None)
         for graph in graphs
         for node in ir.traversal.RecursiveGraphIterator(graph)
     )

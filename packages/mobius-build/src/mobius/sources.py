@@ -10,15 +10,21 @@ import dataclasses
 from collections.abc import Callable, Mapping
 from importlib import metadata
 from pathlib import Path
-from typing import Protocol, cast
+from typing import Protocol, cast, runtime_checkable
 
 import onnx_ir as ir
 from onnxscript import nn
 
+from mobius.generation import GenerationSettings
+from mobius.quantization import Quantization
 from mobius_components import ArchitectureConfig
 from mobius_eps import MobiusError
 
 ENTRY_POINT_GROUP = "mobius.sources"
+DEFAULT = "huggingface"
+
+
+Progress = Callable[[int, int, str], None]
 
 
 class SourceError(MobiusError, ValueError):
@@ -36,6 +42,9 @@ class SourceOptions:
         offline: Never touch the network.
         trust_remote_code: The caller trusts the checkpoint's own Python code. For sources that run
             such code; the HuggingFace source never does.
+        text_only: Build the language model of a checkpoint that has more, and leave out the rest.
+        progress: Called while files are downloaded with bytes done, bytes in total as far as it is
+            known, and the name of a file; by one thread at a time.
     """
 
     revision: str | None = None
@@ -43,6 +52,8 @@ class SourceOptions:
     cache_dir: Path | None = None
     offline: bool = False
     trust_remote_code: bool = False
+    text_only: bool = False
+    progress: Progress | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,6 +70,10 @@ class OpenedModel:
         load_weights: Opens the checkpoint and maps every tensor that it holds to a parameter name.
             Tensors stay on disk until they are read. Not called when weights are not wanted.
         files: Tokenizer and generation files to be copied beside the graph, byte for byte.
+        texts: Such files by name that are made when the package is saved.
+        generation: Special tokens and search defaults; `None` if the source does not know them.
+        quantization: Which weights the checkpoint says that it holds as integers, for a graph
+            without weights; with weights, their tensors say it.
     """
 
     name: str
@@ -69,6 +84,9 @@ class OpenedModel:
     make_module: Callable[[], nn.Module]
     load_weights: Callable[[], Mapping[str, ir.TensorProtocol]]
     files: tuple[Path, ...] = ()
+    texts: Mapping[str, Callable[[], str]] = dataclasses.field(default_factory=dict)
+    generation: GenerationSettings | None = None
+    quantization: Quantization | None = None
 
 
 class Source(Protocol):
@@ -76,6 +94,15 @@ class Source(Protocol):
 
     def open(self, model: str, options: SourceOptions) -> OpenedModel:
         """Find `model` and return it opened; raise a `MobiusError` that says what is wrong."""
+        ...
+
+
+@runtime_checkable
+class ClaimingSource(Source, Protocol):
+    """A source of files that no other source reads, which says so."""
+
+    def claims(self, model: str) -> bool:
+        """Return whether the local file or folder `model` is for this source. Reads no file."""
         ...
 
 
@@ -96,11 +123,26 @@ def load_source(name: str) -> Source:
     )
 
 
-def open_model(model: str, options: SourceOptions, *, source: str = "huggingface") -> OpenedModel:
-    """Open `model` with the source called `source`.
+def find_source(model: str) -> Source:
+    """Return the source that claims the local file or folder `model`; the default one otherwise.
+
+    Raises:
+        SourceError: if the default source is not installed.
+    """
+    if Path(model).expanduser().exists():
+        for name in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP).names - {DEFAULT}):
+            source = load_source(name)
+            if isinstance(source, ClaimingSource) and source.claims(model):
+                return source
+    return load_source(DEFAULT)
+
+
+def open_model(model: str, options: SourceOptions, *, source: str | None = None) -> OpenedModel:
+    """Open `model` with the source called `source`, or the one that `find_source` finds.
 
     Raises:
         SourceError: if the source is not installed.
         MobiusError: whatever the source finds wrong with the model.
     """
-    return load_source(source).open(model, options)
+    found = find_source(model) if source is None else load_source(source)
+    return found.open(model, options)

@@ -8,9 +8,13 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from mobius.padding import PaddingSide
+from mobius.quantization import Quantization
 from mobius.roles import Role
 from mobius_eps import EpCapabilities
 from mobius_eps.capabilities import NEWEST_OPSET
+
+_WAY_BACK = 18
 
 
 class Phase(enum.Enum):
@@ -34,6 +38,9 @@ class Target:
         opset: Newest opset that the user allows; `None` for whatever the provider runs.
         model_opset: The opset that the model comes in; by default the one that models are
             written in.
+        raised_opset: The opset that it is raised to before anything else; `None` where it is not.
+        padding_side: Where the rows of a batch are padded.
+        quantization: Which weights become integers; `None` for none of them.
     """
 
     capabilities: EpCapabilities
@@ -41,6 +48,9 @@ class Target:
     role: Role
     opset: int | None = None
     model_opset: int = NEWEST_OPSET
+    padding_side: PaddingSide = PaddingSide.RIGHT
+    quantization: Quantization | None = None
+    raised_opset: int | None = None
 
     @property
     def max_opset(self) -> int:
@@ -49,9 +59,23 @@ class Target:
         return newest if self.opset is None else min(self.opset, newest)
 
     @property
+    def raise_goal(self) -> int:
+        """The opset to which a model older than `max_opset` is raised, if it can be.
+
+        The one that fusions are written for, even if the result is brought down again: there is a
+        way back to opset 18 for all that a model can hold, and beyond it there is not.
+        """
+        return NEWEST_OPSET if self.max_opset >= _WAY_BACK else self.max_opset
+
+    @property
+    def working_opset(self) -> int:
+        """The opset that the model is in while it is optimised."""
+        return self.model_opset if self.raised_opset is None else self.raised_opset
+
+    @property
     def result_opset(self) -> int:
         """The opset that the result will be in."""
-        return min(self.max_opset, self.model_opset)
+        return min(self.max_opset, self.working_opset)
 
 
 @dataclasses.dataclass(frozen=True)

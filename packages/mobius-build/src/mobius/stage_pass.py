@@ -6,11 +6,12 @@ import dataclasses
 from collections.abc import Container, Sequence
 
 import onnx_ir as ir
-from onnxscript.rewriter import RewriteRule, RewriteRuleSet
+from onnxscript.rewriter import RewriteRule
 
 from mobius_ir_rules.functions.attach import AttachResult
 from mobius_ir_rules.match_log import Refusal, refusals
 from mobius_ir_rules.passes import make_names_unique
+from mobius_ir_rules.rewriting import apply_rules
 
 
 @dataclasses.dataclass
@@ -49,14 +50,14 @@ class RuleGroup(ir.passes.InPlacePass):
         self.then = tuple(then)
 
     def call(self, model: ir.Model) -> StageResult:
-        """Rewrite `model`, then ask the rules what they leave alone."""
-        applications = int(RewriteRuleSet(self.rules).apply_to_model(model))
-        if applications:
-            for tidy in self.then:
-                tidy(model)
-        return StageResult(
-            model, applications > 0, applications, tuple(refusals(model, self.rules))
-        )
+        """Rewrite `model`, and say what the rules leave alone in the result."""
+        result = apply_rules(model, self.rules)
+        if not result.applications:
+            return StageResult(model, False, 0, result.refusals)
+        for tidy in self.then:
+            tidy(model)
+        left = tuple(refusals(model, self.rules))
+        return StageResult(model, True, result.applications, left)
 
 
 class Steps(ir.passes.Sequential):

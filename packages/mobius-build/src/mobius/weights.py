@@ -9,7 +9,8 @@ import onnx_ir as ir
 
 from mobius.errors import NonFiniteTensor, WeightsError
 from mobius.finite import count_non_finite
-from mobius.streaming import WeightTensor, is_on_disk, visit_chunks
+from mobius.stored_quantization import as_quantized
+from mobius.streaming import WeightTensor, in_file, visit_chunks
 from mobius_ir_rules.lazy import DerivedTensor
 
 __all__ = ["bind_weights", "collect_parameters", "explain_non_finite"]
@@ -61,8 +62,10 @@ def bind_weights(parameters: Parameters, tensors: Mapping[str, ir.TensorProtocol
         for value in values:
             dtype = value.dtype or tensor.dtype
             key = (id(tensor), dtype)
-            if key not in bound:
-                direct = tensor.dtype is dtype and not is_on_disk(tensor)
+            if key not in bound and (quantized := as_quantized(tensor)) is not None:
+                bound[key] = quantized.with_dtype(dtype)
+            elif key not in bound:
+                direct = tensor.dtype is dtype and in_file(tensor) is None
                 bound[key] = tensor if direct else WeightTensor(tensor, dtype)
             value.const_value = bound[key]
 

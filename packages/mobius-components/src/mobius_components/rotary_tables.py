@@ -166,6 +166,16 @@ def _yarn_attention_factor(scaling: Mapping[str, Any], factor: float) -> float:
     return mscale(1.0)
 
 
+def _proportional(parameters: RotaryParameters) -> Frequencies:
+    """Gemma 4: frequencies of the whole head, those past a part of them zero."""
+    scaling, dim = parameters.scaling, parameters.dim
+    part = scaling.get("partial_rotary_factor")
+    rotating = int((1.0 if part is None else float(part)) * dim // 2)
+    inv_freq = _inverse(parameters.theta, dim) / np.float32(scaling.get("factor") or 1.0)
+    inv_freq[rotating:] = 0
+    return Frequencies(inv_freq)
+
+
 def _longrope(parameters: RotaryParameters, *, long: bool) -> Frequencies:
     """LongRoPE, https://arxiv.org/abs/2402.13753: a factor for each frequency."""
     original = parameters.original_max_position_embeddings
@@ -193,5 +203,6 @@ _ROPE_TYPES: Mapping[str, Callable[[RotaryParameters], Frequencies]] = MappingPr
         "dynamic": _dynamic,
         "llama3": _llama3,
         "yarn": _yarn,
+        "proportional": _proportional,
     }
 )

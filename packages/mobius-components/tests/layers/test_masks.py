@@ -1,4 +1,4 @@
-"""ALiBi against its published forms, on positions far beyond what bfloat16 can count."""
+"""Chunks; ALiBi against its published forms, beyond what bfloat16 can count."""
 
 import ml_dtypes
 import numpy as np
@@ -7,7 +7,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnxscript import GraphBuilder
 
-from mobius_components.layers.masks import alibi_bias, alibi_slopes
+from mobius_components.layers.masks import alibi_bias, alibi_slopes, decoder_mask
 
 
 def bias_of(mask, heads, **options):
@@ -46,3 +46,46 @@ def test_rounded_to_bfloat16_as_falcon_is():
     expected = product.astype(ml_dtypes.bfloat16).astype(np.float32) * np.float32(scale)
     np.testing.assert_array_equal(ours[0, :, 0], expected)
     assert not np.array_equal(ours, bias_of(np.ones((1, length), np.int64), heads, scale=scale))
+
+
+def mask_of(attention_mask, queries, **limits):
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 24, "mobius.mask": 1}, name="test")
+    builder = GraphBuilder(graph)
+    given = builder.input("attention_mask", ir.DataType.INT64, ["batch", "total"])
+    positions = builder.input("position_ids", ir.DataType.INT64, ["batch", "queries"])
+    graph.outputs.append(decoder_mask(builder.op, given, positions, **limits))
+    functions = list(builder.functions.values())
+    model = ir.to_proto(ir.Model(graph, ir_version=10, functions=functions))
+    feed = {
+        "attention_mask": attention_mask,
+        "position_ids": np.zeros((len(attention_mask), queries), np.int64),
+    }
+    return ReferenceEvaluator(model).run(None, feed)[0]
+
+
+MASK = np.array([[1] * 9, [0, 0, 1, 1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 0, 0, 1, 1, 1]])
+
+
+@pytest.mark.parametrize("queries", [9, 3])
+def test_chunks_are_those_of_the_row_alone(queries):
+    """Tokens see those of their own chunk, counted from the first real token of the row."""
+    chunk = 4
+    found = mask_of(MASK, queries, chunk=chunk)
+    assert found.shape == (3, 1, queries, 9)
+    for row, mask in enumerate(MASK):
+        real = np.flatnonzero(mask)
+        alone = np.arange(len(real))
+        same = alone[:, None] // chunk == alone // chunk
+        expected = same & (alone[:, None] >= alone)
+        asked = real >= 9 - queries
+        seen = found[row, 0][real[asked] - (9 - queries)]
+        np.testing.assert_array_equal(seen[:, real], expected[asked])
+        assert not seen[:, mask == 0].any()
+    # No row is empty, whatever a padding token would see.
+    assert found.any(axis=-1).all()
+
+
+def test_windows_and_chunks_differ():
+    window, chunk = mask_of(MASK, 9, window=4), mask_of(MASK, 9, chunk=4)
+    assert window.sum() > chunk.sum()
+    assert (window | chunk <= mask_of(MASK, 9)).all()

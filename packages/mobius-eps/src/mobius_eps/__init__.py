@@ -12,6 +12,7 @@ from mobius_eps.errors import (
 )
 from mobius_eps.lack import Lack
 from mobius_eps.registry import EpRegistry, ep_registry, get_ep, register_ep
+from mobius_eps.runtime_names import RuntimeNames
 
 __all__ = [
     "EpCapabilities",
@@ -21,6 +22,7 @@ __all__ = [
     "InvalidCapabilitiesError",
     "Lack",
     "MobiusError",
+    "RuntimeNames",
     "UnknownEpError",
     "__version__",
     "build_context",

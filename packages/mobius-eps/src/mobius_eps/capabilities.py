@@ -15,6 +15,7 @@ import onnx_ir as ir
 from mobius_eps.errors import InvalidCapabilitiesError
 from mobius_eps.frozen_mapping import FrozenMapping
 from mobius_eps.lack import Lack
+from mobius_eps.runtime_names import NAMELESS, RuntimeNames
 
 STANDARD_DOMAIN = ""
 CONTRIB_DOMAIN = "com.microsoft"
@@ -37,6 +38,7 @@ _FLAGS = (
     *_CONTRIB_FLAGS,
     "enable_graph_capture",
     "keeps_function_bodies",
+    "fast_loops",
 )
 
 
@@ -77,6 +79,14 @@ class EpCapabilities:
         keeps_function_bodies: Custom operators that stay carry a function body, for a runtime that
             does not know them. False where only ONNX Runtime will load the graph: it ignores the
             body of an operator that it knows.
+        runtime_names: What ONNX Runtime and onnxruntime-genai call the target.
+        max_buffer_bytes: Largest tensor that every device of the target holds in one buffer; a
+            build warns of larger ones. `None` for no limit.
+        max_tensor_elements: Largest number of elements that the target's kernels count right; a
+            build warns of tensors with more. `None` for no limit.
+
+        fast_loops: A Loop over tokens costs what its nodes cost. False where each iteration is
+            launched from the CPU, or runs there.
 
     Raises:
         InvalidCapabilitiesError: If a value is wrong, alone or beside another field. The message
@@ -101,6 +111,10 @@ class EpCapabilities:
     max_opset: int = NEWEST_OPSET
     lacks: tuple[Lack, ...] = ()
     keeps_function_bodies: bool = True
+    fast_loops: bool = True
+    runtime_names: RuntimeNames = NAMELESS
+    max_buffer_bytes: int | None = None
+    max_tensor_elements: int | None = None
 
     def __post_init__(self) -> None:
         """Validate each field, freeze the containers, then validate fields against each other."""
@@ -113,6 +127,8 @@ class EpCapabilities:
         self._check_flags()
         self._check_accuracy_level()
         self._check_max_opset()
+        self._check_runtime_names()
+        self._check_tensor_limits()
         self._check_dtype_relations()
         self._check_domain_relations()
 
@@ -202,11 +218,27 @@ class EpCapabilities:
 
     def _check_max_opset(self) -> None:
         opset = self.max_opset
-        if isinstance(opset, bool) or not isinstance(opset, int) or opset < OLDEST_OPSET:
+        is_int = isinstance(opset, int) and not isinstance(opset, bool)
+        if not is_int or not OLDEST_OPSET <= opset <= NEWEST_OPSET:
             raise self._error(
-                f"max_opset={opset!r} must be an int of at least {OLDEST_OPSET}, the oldest opset "
-                "that models are brought down to"
+                f"max_opset={opset!r} must be an int from {OLDEST_OPSET}, the oldest opset that "
+                f"models are brought down to, to {NEWEST_OPSET}, the one that they are written in; "
+                f"a target that runs newer ones has {NEWEST_OPSET}"
             )
+
+    def _check_runtime_names(self) -> None:
+        if not isinstance(self.runtime_names, RuntimeNames):
+            raise self._error(
+                f"runtime_names={self.runtime_names!r} must be a mobius_eps.RuntimeNames, such as "
+                "RuntimeNames(ort='CUDAExecutionProvider', genai='cuda')"
+            )
+
+    def _check_tensor_limits(self) -> None:
+        for field in ("max_buffer_bytes", "max_tensor_elements"):
+            limit = getattr(self, field)
+            is_int = isinstance(limit, int) and not isinstance(limit, bool)
+            if limit is not None and (not is_int or limit < 1):
+                raise self._error(f"{field}={limit!r} must be a positive int, or None for no limit")
 
     def _check_dtype_relations(self) -> None:
         if not self.dtypes:
@@ -242,5 +274,6 @@ def _dtype_names(dtypes: Iterable[ir.DataType]) -> str:
     return "{" + ", ".join(dtype.name for dtype in sorted(dtypes)) + "}"
 
 
-def _lack_order(lack: Lack) -> tuple[str, str, str, list[int]]:
-    return (lack.domain, lack.op_type, lack.attribute or "", sorted(lack.dtypes))
+def _lack_order(lack: Lack) -> tuple[str, str, str, list[ir.DataType], list[ir.DataType]]:
+    dtypes = sorted(lack.dtypes), sorted(lack.input_dtypes)
+    return (lack.domain, lack.op_type, lack.attribute or "", *dtypes)

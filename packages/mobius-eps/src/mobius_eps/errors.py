@@ -11,6 +11,9 @@ from collections.abc import Iterable
 
 # ORT names its providers CUDAExecutionProvider, DmlExecutionProvider, ...; users paste those.
 _ORT_SUFFIX = "executionprovider"
+_ORT_NAMES = {"nvtensorrtrtx": "trt-rtx"}  # too far from the name here to be found as close
+# As low as finds dml for directml and mlx for metal.
+_CLOSE = 0.5
 
 
 class MobiusError(Exception):
@@ -58,5 +61,6 @@ class UnknownEpError(MobiusError, ValueError):
         if not isinstance(self.name, str):
             return None
         wanted = self.name.strip().lower().replace("_", "-").removesuffix(_ORT_SUFFIX)
-        matches = difflib.get_close_matches(wanted, self.supported, n=1)
+        wanted = _ORT_NAMES.get(wanted, wanted)
+        matches = difflib.get_close_matches(wanted, self.supported, n=1, cutoff=_CLOSE)
         return matches[0] if matches else None

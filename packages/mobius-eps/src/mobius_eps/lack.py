@@ -23,6 +23,8 @@ class Lack:
         attribute: Where only a use of the operator is wrong: the attribute that must not be set,
             or the optional input or output that must not be given, by the name that the operator's
             documentation has for it. `None` means that the whole operator is lacking.
+        input_dtypes: Where `attribute` is an input, and wrong in some element types only: these.
+            Empty for all. Given as any iterable.
         reason: What happens otherwise, or where it was read; for reports.
 
     Raises:
@@ -34,6 +36,7 @@ class Lack:
     dtypes: frozenset[ir.DataType] = frozenset()
     attribute: str | None = None
     reason: str = ""
+    input_dtypes: frozenset[ir.DataType] = frozenset()
 
     def __post_init__(self) -> None:
         """Validate each field and freeze the dtypes."""
@@ -47,25 +50,45 @@ class Lack:
             not isinstance(self.attribute, str) or not self.attribute
         ):
             raise self._error("attribute", "must be a str and not empty, or None")
-        dtypes = self.dtypes
+        for field in ("dtypes", "input_dtypes"):
+            object.__setattr__(self, field, self._frozen_dtypes(field))
+        if self.input_dtypes and self.attribute is None:
+            raise self._error("input_dtypes", "needs the name of the input in attribute")
+
+    def _frozen_dtypes(self, field: str) -> frozenset[ir.DataType]:
+        dtypes = getattr(self, field)
         if isinstance(dtypes, str | bytes | Mapping) or not isinstance(dtypes, Iterable):
-            raise self._error("dtypes", "must be a set of onnx_ir.DataType")
+            raise self._error(field, "must be a set of onnx_ir.DataType")
         frozen = frozenset(dtypes)
         # A bare 1 equals DataType.FLOAT, yet it is not one and prints badly.
         if not all(isinstance(dtype, ir.DataType) for dtype in frozen):
-            raise self._error("dtypes", "must hold onnx_ir.DataType only")
-        object.__setattr__(self, "dtypes", frozen)
+            raise self._error(field, "must hold onnx_ir.DataType only")
+        return frozen
 
-    def covers(self, dtype: ir.DataType | None, attributes: Collection[str] = ()) -> bool:
+    @property
+    def use(self) -> Mapping[str, ir.DataType | None]:
+        """What a use that is lacking sets, as `covers` takes it."""
+        if self.attribute is None:
+            return {}
+        return {self.attribute: min(self.input_dtypes, default=None)}
+
+    def covers(self, dtype: ir.DataType | None, uses: Collection[str] = ()) -> bool:
         """Return whether a use of the operator is lacking.
 
         Args:
             dtype: Dtype of the use; `None` asks whether it is lacking in every dtype.
-            attributes: What the use sets, as `attribute` names it.
+            uses: What the use sets, as `attribute` names it. A mapping says the element types of
+                the inputs, without which a lack that has `input_dtypes` covers nothing.
         """
         if self.dtypes and (dtype is None or dtype not in self.dtypes):
             return False
-        return self.attribute is None or self.attribute in attributes
+        if self.attribute is None:
+            return True
+        if self.attribute not in uses:
+            return False
+        if not self.input_dtypes:
+            return True
+        return isinstance(uses, Mapping) and uses[self.attribute] in self.input_dtypes
 
     def _error(self, field: str, needed: str) -> InvalidCapabilitiesError:
         return InvalidCapabilitiesError(

@@ -67,11 +67,10 @@ def _open_shards(repository: Repository, names: frozenset[str]) -> Checkpoint:
     missing = [shard for shard in shards if shard not in names]
     if missing:
         raise CheckpointError(
-            f"{index} lists {len(shards)} weight files, but {', '.join(missing)} "
-            f"{'is' if len(missing) == 1 else 'are'} not in {repository.where}. "
-            "Download what is missing."
+            f"{repository.where} lacks {', '.join(missing)} of the {len(shards)} weight files "
+            f"that {index} lists. Download what is missing."
         )
-    paths = {shard: repository.path(shard) for shard in shards}
+    paths = repository.paths(shards)
     opened = {shard: open_safetensors(path) for shard, path in paths.items()}
     tensors = {}
     for shard in shards:

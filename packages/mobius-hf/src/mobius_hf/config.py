@@ -6,10 +6,12 @@ unless it is known to be irrelevant (`IRRELEVANT`) or has the value that transfo
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import difflib
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +34,7 @@ def read_config(path: Path) -> dict[str, Any]:
         CheckpointConfigError: if it is not a JSON object.
     """
     try:
-        content = json.loads(path.read_bytes())
+        content = json.loads(path.read_bytes(), object_hook=_special_number)
     except ValueError as error:
         raise CheckpointConfigError(f"{path} is not JSON: {error}. Download it again.") from error
     if not isinstance(content, dict):
@@ -40,6 +42,11 @@ def read_config(path: Path) -> dict[str, Any]:
             f"{path} holds a JSON {type(content).__name__}; needed: an object. Download it again."
         )
     return content
+
+
+def _special_number(value: dict[str, Any]) -> Any:
+    """Return the number that JSON has no word for, which transformers 5 writes as an object."""
+    return float(value["__float__"]) if value.keys() == {"__float__"} else value
 
 
 def checkpoint_dtype(raw: Mapping[str, Any], path: Path) -> ir.DataType:
@@ -101,7 +108,7 @@ def resolve(raw: Mapping[str, Any], model_type: str, path: Path) -> dict[str, An
     Raises:
         CheckpointConfigError: if transformers refuses the values.
     """
-    config_class = _config_class(model_type)
+    config_class = find_config_class(model_type)
     if config_class is None:
         return None
     # transformers changes nested dictionaries in place; and a dtype would make it import torch.
@@ -120,14 +127,34 @@ def resolve(raw: Mapping[str, Any], model_type: str, path: Path) -> dict[str, An
         ) from error
 
 
-def _config_class(model_type: str) -> Any:
+def find_config_class(model_type: str) -> Any:
+    """Return transformers' class of configs of `model_type`; `None` if it has none."""
     # Here, not at the top: transformers takes seconds, and most of Mobius never needs it.
-    from transformers import CONFIG_MAPPING
+    with _without_torch_notice():
+        from transformers import CONFIG_MAPPING
 
     try:
         return CONFIG_MAPPING[model_type]
     except KeyError:
         return None
+
+
+@contextlib.contextmanager
+def _without_torch_notice() -> Iterator[None]:
+    """Keep transformers from telling, when it is first imported, that torch is not installed.
+
+    It says that models are not available then; Mobius makes them without torch.
+    """
+
+    def other(record: logging.LogRecord) -> bool:
+        return "PyTorch was not found" not in record.getMessage()
+
+    logger = logging.getLogger("transformers")
+    logger.addFilter(other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(other)
 
 
 class ConfigFields:
@@ -188,6 +215,13 @@ class ConfigFields:
             raise self.unfit(name, value, "a number")
         return float(value)
 
+    def reciprocal(self, name: str) -> float:
+        """Return one divided by the number `name`, for a factor that a divisor stands for."""
+        value = self.number(name)
+        if value == 0:
+            raise self.unfit(name, value, "a number other than zero")
+        return 1.0 / value
+
     def flag(self, name: str) -> bool:
         """Return the boolean `name`."""
         value = self.value(name)
@@ -244,7 +278,7 @@ class ConfigFields:
             )
 
     def _class_defaults(self) -> dict[str, Any]:
-        config_class = _config_class(self.model_type)
+        config_class = find_config_class(self.model_type)
         return {} if config_class is None else config_class().to_dict()
 
 

@@ -24,9 +24,17 @@ class UnknownModelTypeError(HuggingFaceError, ValueError):
     """No architecture is registered for a `model_type`."""
 
 
+class ArchitectureRegistrationError(HuggingFaceError, ValueError):
+    """A family cannot be registered: it is none, or its `model_type` is taken."""
+
+
 class CheckpointConfigError(HuggingFaceError, ValueError):
     """`config.json` lacks a field, or has one that cannot be built."""
 
 
 class CheckpointError(HuggingFaceError, ValueError):
     """Weight files are missing, damaged, or in a format that is not read."""
+
+
+class GgufMissingError(HuggingFaceError, ImportError):
+    """A GGUF file is to be read, and the library `gguf` is not installed."""

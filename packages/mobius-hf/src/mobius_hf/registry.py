@@ -9,15 +9,51 @@ from pathlib import Path
 
 from mobius_hf import architectures
 from mobius_hf.architectures.base import Architecture
-from mobius_hf.errors import UnknownModelTypeError
+from mobius_hf.errors import ArchitectureRegistrationError, UnknownModelTypeError
 
 _NOT_A_MODEL_TYPE = "base"
 
 
+_registered: dict[str, Architecture] = {}
+
+
 def supported_model_types() -> tuple[str, ...]:
     """Return every supported `model_type`, sorted, with `_` for `-`."""
+    return tuple(sorted({*_built_in(), *(each.replace("-", "_") for each in _registered)}))
+
+
+def register_architecture(architecture: Architecture, *, overwrite: bool = False) -> None:
+    """Add a family of your own, so that checkpoints of its `model_type` can be built.
+
+    Args:
+        architecture: The family.
+        overwrite: Replace one that was registered before instead of refusing.
+
+    Raises:
+        ArchitectureRegistrationError: if this is no `Architecture`, or its `model_type` is built
+            in or registered.
+    """
+    if not isinstance(architecture, Architecture):
+        raise ArchitectureRegistrationError(
+            f"{architecture!r} cannot be registered; an instance of a subclass of "
+            "mobius_hf.architectures.base.Architecture is needed."
+        )
+    name = architecture.model_type
+    if name.replace("-", "_") in _built_in():
+        raise ArchitectureRegistrationError(
+            f"The model_type {name!r} is built in and cannot be replaced. Use another one."
+        )
+    if name in _registered and not overwrite:
+        raise ArchitectureRegistrationError(
+            f"The model_type {name!r} is registered already; pass overwrite=True to replace it, or "
+            "use another one."
+        )
+    _registered[name] = architecture
+
+
+def _built_in() -> frozenset[str]:
     names = (module.name for module in pkgutil.iter_modules(architectures.__path__))
-    return tuple(sorted(name for name in names if name != _NOT_A_MODEL_TYPE))
+    return frozenset(name for name in names if name != _NOT_A_MODEL_TYPE)
 
 
 def find_architecture(model_type: object, *, config: Path, has_own_code: bool) -> Architecture:
@@ -33,8 +69,10 @@ def find_architecture(model_type: object, *, config: Path, has_own_code: bool) -
     """
     supported = supported_model_types()
     module = str(model_type).replace("-", "_")
+    if isinstance(model_type, str) and model_type in _registered:
+        return _registered[model_type]
     # Only names from our own listing are imported: this string comes from a file.
-    if isinstance(model_type, str) and module in supported:
+    if isinstance(model_type, str) and module in _built_in():
         found = importlib.import_module(f"{architectures.__name__}.{module}").ARCHITECTURE
         if isinstance(found, Architecture) and found.model_type == model_type:
             return found

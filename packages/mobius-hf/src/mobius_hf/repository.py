@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from mobius.sources import SourceOptions
+from mobius_hf.downloads import Downloads, fetch
 from mobius_hf.errors import HubError, ModelNotFoundError
 
 CONFIG = "config.json"
@@ -39,6 +40,10 @@ class Repository(Protocol):
 
     def path(self, file: str) -> Path:
         """Return where `file` is on disk, fetching it if need be."""
+        ...
+
+    def paths(self, files: Sequence[str]) -> dict[str, Path]:
+        """Return where each of `files` is on disk, fetching several at a time if need be."""
         ...
 
 
@@ -97,6 +102,10 @@ class Folder:
             raise ModelNotFoundError(f"{self.where} has no {file}; it has: {found}.")
         return path
 
+    def paths(self, files: Sequence[str]) -> dict[str, Path]:
+        """Return the path of each of `files`."""
+        return {file: self.path(file) for file in files}
+
 
 class Hub:
     """The files of a hub repository, at the commit that its first file came from."""
@@ -108,6 +117,8 @@ class Hub:
         self.revision = options.revision
         self._options = options
         self._offline = options.offline or huggingface_hub.is_offline_mode()
+        progress = options.progress
+        self._bar = None if progress is None else Downloads(progress).bar()
         self._listed: frozenset[str] | None = None
         self._snapshot = self.path(CONFIG).parent
         # The hub library keeps files in `snapshots/<commit>/`. From here on every file is asked
@@ -129,6 +140,10 @@ class Hub:
             return self._listed
         return frozenset(entry.name for entry in self._snapshot.iterdir() if entry.is_file())
 
+    def paths(self, files: Sequence[str]) -> dict[str, Path]:
+        """Return the path of each of `files`, downloading several at a time unless offline."""
+        return fetch(files, self.path)
+
     def path(self, file: str) -> Path:
         """Return the path of `file` in the cache, downloading it unless offline."""
         import huggingface_hub
@@ -142,6 +157,7 @@ class Hub:
                     token=self._options.token,
                     cache_dir=self._options.cache_dir,
                     local_files_only=self._offline,
+                    tqdm_class=self._bar,
                 )
             )
 

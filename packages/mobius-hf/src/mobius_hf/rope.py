@@ -10,11 +10,10 @@ import dataclasses
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from mobius_components.config import FULL_ATTENTION, SLIDING_ATTENTION
+from mobius_components.config import FULL_ATTENTION, ROPE_ALIASES, SLIDING_ATTENTION
 from mobius_hf.config import ConfigFields
 
 DEFAULT_THETA = 10000.0
-_RENAMED_TYPES = {"su": "longrope"}
 # rope_type -> parameters that it needs, parameters that it may have. Source: the validation
 # functions of `transformers.modeling_rope_utils.RotaryEmbeddingConfigMixin`.
 _PARAMETERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
@@ -43,10 +42,13 @@ _PARAMETERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
         frozenset({"short_factor", "long_factor"}),
         frozenset({"attention_factor", "factor", "original_max_position_embeddings"}),
     ),
+    "proportional": (frozenset(), frozenset({"factor", "partial_rotary_factor"})),
 }
 _NEEDS_ORIGINAL_LENGTH = frozenset({"llama3", "yarn", "longrope"})
 # `finetuned` is a note of YaRN's authors; no implementation reads it.
-_NOT_SCALING = frozenset({"rope_theta", "partial_rotary_factor", "type", "rope_type", "finetuned"})
+_NOT_SCALING = frozenset({"rope_theta", "type", "rope_type", "finetuned"})
+# Which axes of a position a frequency belongs to. Those of text are the same on every axis.
+_OF_SEVERAL_AXES = frozenset({"mrope_section", "mrope_interleaved"})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +58,8 @@ class Rope:
     Attributes:
         theta: Base of the frequencies.
         scaling: HuggingFace scaling parameters with their `rope_type`; `None` for none.
-        partial_rotary_factor: Part of a head that rotates.
+        partial_rotary_factor: Part of a head that rotates. All of it does where `rope_type` is
+            `proportional`, most of it at a frequency of zero.
     """
 
     theta: float
@@ -156,11 +159,20 @@ def _read_one(fields: ConfigFields, name: str, parameters: dict[str, Any]) -> Ro
         if isinstance(parameters[key], bool) or not isinstance(parameters[key], int | float):
             raise fields.unfit(key, parameters[key], "a number")
     stated = parameters.get("rope_type", parameters.get("type", "default"))
-    rope_type = _RENAMED_TYPES.get(stated, stated)
+    rope_type = ROPE_ALIASES.get(stated, stated)
     if rope_type not in _PARAMETERS:
         raise fields.unfit(name, parameters, f"a rope_type of {', '.join(_PARAMETERS)}")
     needed, optional = _PARAMETERS[rope_type]
-    scaling = {key: value for key, value in parameters.items() if key not in _NOT_SCALING}
+    scaling = {
+        key: value
+        for key, value in parameters.items()
+        if key not in _NOT_SCALING and key not in _OF_SEVERAL_AXES
+    }
+    factor = float(parameters["partial_rotary_factor"])
+    if rope_type == "proportional":
+        factor = 1.0
+    else:
+        del scaling["partial_rotary_factor"]
     if missing := sorted(needed - scaling.keys()):
         raise fields.unfit(name, parameters, f"{', '.join(missing)} with rope_type {rope_type!r}")
     if unknown := sorted(scaling.keys() - needed - optional):
@@ -174,5 +186,5 @@ def _read_one(fields: ConfigFields, name: str, parameters: dict[str, Any]) -> Ro
     return Rope(
         theta=float(parameters["rope_theta"]),
         scaling=None if rope_type == "default" else {"rope_type": rope_type, **scaling},
-        partial_rotary_factor=float(parameters["partial_rotary_factor"]),
+        partial_rotary_factor=factor,
     )

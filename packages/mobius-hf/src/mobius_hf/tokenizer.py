@@ -1,12 +1,12 @@
-"""Files beside the weights: which to copy with a model, and the token ids that end a text."""
+"""Files beside the weights: which to copy with a model, and how it generates text."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mobius.generation import SEARCH_FIELDS, GenerationSettings, Setting
 from mobius_hf.config import read_config
 from mobius_hf.errors import CheckpointConfigError
 from mobius_hf.repository import Repository
@@ -30,36 +30,25 @@ COPIED = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class TokenIds:
-    """Special tokens of a model.
-
-    Attributes:
-        bos: Starts a text, or `None`.
-        eos: Each of them ends a text.
-        pad: Fills shorter rows, or `None` if the model has none of its own.
-    """
-
-    bos: int | None
-    eos: tuple[int, ...]
-    pad: int | None
-
-
 def copied_files(repository: Repository) -> tuple[Path, ...]:
     """Return the tokenizer, chat-template and generation files that `repository` has."""
     names = repository.names()
     return tuple(repository.path(name) for name in COPIED if name in names)
 
 
-def read_token_ids(config: Mapping[str, Any], files: tuple[Path, ...]) -> TokenIds:
-    """Return the special tokens: `generation_config.json` decides, field by field, then `config`.
+def read_generation(config: Mapping[str, Any], files: tuple[Path, ...]) -> GenerationSettings:
+    """Return special tokens and search defaults.
+
+    `generation_config.json` decides; for tokens that it does not name, `config` does. The defaults
+    come from the first alone, as in transformers.
 
     Args:
         config: Content of `config.json`.
         files: What `copied_files` returned.
 
     Raises:
-        CheckpointConfigError: if an id is no integer of at least 0.
+        CheckpointConfigError: if a token id is no integer of at least 0, or a default is of the
+            wrong type.
     """
     generation: Mapping[str, Any] = {}
     for path in files:
@@ -79,4 +68,25 @@ def read_token_ids(config: Mapping[str, Any], files: tuple[Path, ...]) -> TokenI
         return tuple(values)
 
     bos, pad = ids("bos_token_id"), ids("pad_token_id")
-    return TokenIds(bos[0] if bos else None, ids("eos_token_id"), pad[0] if pad else None)
+    return GenerationSettings(
+        bos=bos[0] if bos else None,
+        eos=ids("eos_token_id"),
+        pad=pad[0] if pad else None,
+        search=_search(generation),
+    )
+
+
+def _search(generation: Mapping[str, Any]) -> dict[str, Setting]:
+    search: dict[str, Setting] = {}
+    for name, kind in SEARCH_FIELDS.items():
+        value = generation.get(name)
+        if value is None:
+            continue
+        accepted = (int, float) if kind is float else kind
+        # bool is an int to isinstance
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            raise CheckpointConfigError(
+                f"{GENERATION_CONFIG}: {name} is {value!r}; needed: {kind.__name__}, or null."
+            )
+        search[name] = value
+    return search

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 import onnx_ir as ir
 
+from mobius.streaming import WeightTensor
 from mobius_components import ArchitectureConfig
 from mobius_hf.errors import CheckpointError
 from mobius_ir_rules.lazy import DerivedTensor, Expression, Leaf, Reshape, Slice, Transpose
@@ -40,14 +41,33 @@ class Transform(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Transposed(Transform):
-    """A matrix that is stored `[in, out]`. Source: `transformers.pytorch_utils.Conv1D`."""
+    """A matrix, or a stack of them, that is stored `[..., in, out]`.
+
+    Source: `transformers.pytorch_utils.Conv1D`, `GptOssExperts`, `Llama4TextExperts`.
+    """
 
     def apply(
         self, match: re.Match[str], tensor: ir.TensorProtocol, config: ArchitectureConfig
     ) -> Iterator[Named]:
-        """Yield the matrix `[out, in]` under its own name."""
+        """Yield the matrix `[..., out, in]` under its own name."""
         del config
-        yield match.string, DerivedTensor(Transpose(leaf(tensor), (1, 0)), match.string)
+        source = leaf(tensor)
+        *stacked, rows, columns = range(len(source.shape))
+        perm = (*stacked, columns, rows)
+        yield match.string, DerivedTensor(Transpose(source, perm), match.string)
+
+
+@dataclasses.dataclass(frozen=True)
+class Squeezed(Transform):
+    """A vector that is stored as a matrix of one row. Source: `Ernie4_5_MoeStatics`."""
+
+    def apply(
+        self, match: re.Match[str], tensor: ir.TensorProtocol, config: ArchitectureConfig
+    ) -> Iterator[Named]:
+        """Yield the vector under its own name."""
+        del config
+        source = leaf(tensor)
+        yield match.string, DerivedTensor(Reshape(source, source.shape[-1:]), match.string)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,10 +218,10 @@ class SplitShards(Transform):
 
 
 def leaf(tensor: ir.TensorProtocol) -> Leaf:
-    """Return an expression for a checkpoint's tensor."""
-    shape = ir.Shape(tensor.shape.numpy())
+    """Return an expression for a checkpoint's tensor, which is read a part at a time."""
+    read = WeightTensor(tensor, tensor.dtype)
     value = ir.Value(
-        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=shape, const_value=tensor
+        name=tensor.name, type=ir.TensorType(tensor.dtype), shape=read.shape, const_value=read
     )
     return Leaf(value)
 
@@ -228,3 +248,11 @@ def qkv_sizes(config: ArchitectureConfig) -> Sequence[int]:
 def gate_up_sizes(config: ArchitectureConfig) -> Sequence[int]:
     """Return the widths of the gate and of its partner."""
     return config.intermediate_size, config.intermediate_size
+
+
+def shared_gate_up_sizes(config: ArchitectureConfig) -> Sequence[int]:
+    """Return the widths of the gate and of its partner in the shared expert."""
+    assert config.moe is not None  # only families with experts have a shared one
+    width = config.moe.shared_expert_intermediate_size
+    assert width is not None
+    return width, width

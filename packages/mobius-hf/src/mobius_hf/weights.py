@@ -12,12 +12,15 @@ from mobius_components import ArchitectureConfig
 from mobius_hf.architectures.base import Architecture
 from mobius_hf.errors import CheckpointError
 from mobius_hf.mapped_tensor import MappedTensor
+from mobius_hf.stacks import stack_experts
+
+Tensors = Mapping[str, ir.TensorProtocol]
 
 _CHUNK = 1 << 24
 
 
 def map_weights(
-    architecture: Architecture, config: ArchitectureConfig, checkpoint: Mapping[str, MappedTensor]
+    architecture: Architecture, config: ArchitectureConfig, checkpoint: Tensors
 ) -> dict[str, ir.TensorProtocol]:
     """Return the checkpoint's tensors by parameter name.
 
@@ -29,7 +32,7 @@ def map_weights(
     sources: dict[str, str] = {}
     for tensor in checkpoint:
         parameter = architecture.parameter_name(tensor)
-        if parameter is None:
+        if parameter is None or architecture.is_unused(parameter, config):
             continue
         if parameter in sources:
             raise CheckpointError(
@@ -40,6 +43,9 @@ def map_weights(
     if config.tie_word_embeddings:
         _tie(architecture, checkpoint, sources)
     tensors: dict[str, ir.TensorProtocol] = {}
+    if config.moe is not None:
+        experts = config.moe.num_experts
+        tensors.update(stack_experts(architecture.stacks, experts, sources, checkpoint))
     for parameter, tensor in sources.items():
         for name, part in _transformed(architecture, parameter, checkpoint[tensor], config):
             if name in tensors:
@@ -52,19 +58,20 @@ def map_weights(
 
 
 def _transformed(
-    architecture: Architecture, parameter: str, tensor: MappedTensor, config: ArchitectureConfig
+    architecture: Architecture,
+    parameter: str,
+    tensor: ir.TensorProtocol,
+    config: ArchitectureConfig,
 ) -> Iterable[tuple[str, ir.TensorProtocol]]:
     """Return the parameters that a tensor becomes, by the family's first transform that fits."""
     for transform in architecture.transforms:
         match = re.fullmatch(transform.pattern, parameter)
         if match is not None:
             return transform.apply(match, tensor, config)
-    return [(parameter, tensor.renamed(parameter))]
+    return [(parameter, tensor.renamed(parameter) if isinstance(tensor, MappedTensor) else tensor)]
 
 
-def _tie(
-    architecture: Architecture, checkpoint: Mapping[str, MappedTensor], sources: dict[str, str]
-) -> None:
+def _tie(architecture: Architecture, checkpoint: Tensors, sources: dict[str, str]) -> None:
     """Leave one of the two tied tensors: the embedding table.
 
     A file may store both, the table alone, or (as some writers drop duplicates) the head alone.
@@ -82,7 +89,7 @@ def _tie(
         )
 
 
-def _same(left: MappedTensor, right: MappedTensor) -> bool:
+def _same(left: ir.TensorProtocol, right: ir.TensorProtocol) -> bool:
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     bytes_left = left.numpy().reshape(-1).view(np.uint8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 from mobius_components.config import FULL_ATTENTION, SLIDING_ATTENTION
 from mobius_hf.config import ConfigFields
@@ -57,6 +58,7 @@ def switched_by_flag(fields: ConfigFields) -> Windows:
             SLIDING_ATTENTION if window is not None and layer >= first else FULL_ATTENTION
             for layer in range(layers)
         ]
+    _check_attention(fields, layer_types)
     if SLIDING_ATTENTION not in layer_types:
         return Windows(None, tuple(layer_types))
     if window is None:
@@ -64,6 +66,13 @@ def switched_by_flag(fields: ConfigFields) -> Windows:
             "layer_types", layer_types, "use_sliding_window and sliding_window where a layer slides"
         )
     return Windows(window, tuple(layer_types))
+
+
+def _check_attention(fields: ConfigFields, layer_types: Sequence[str]) -> None:
+    """Check that layers of a family without other kinds have one of the two that it has."""
+    if not {*layer_types} <= {FULL_ATTENTION, SLIDING_ATTENTION}:
+        needed = f"{FULL_ATTENTION} or {SLIDING_ATTENTION} for each layer"
+        raise fields.unfit("layer_types", layer_types, needed)
 
 
 def by_layer_types(fields: ConfigFields) -> Windows:
@@ -75,6 +84,7 @@ def by_layer_types(fields: ConfigFields) -> Windows:
     layer_types = fields.value("layer_types")
     if not isinstance(layer_types, list | tuple):
         raise fields.unfit("layer_types", layer_types, "a list with the type of each layer")
+    _check_attention(fields, layer_types)
     window = fields.optional_integer("sliding_window")
     if SLIDING_ATTENTION not in layer_types:
         return Windows(None, tuple(layer_types))

@@ -9,6 +9,9 @@ for refusal in mobius_ir_rules.refusals(model, mobius_ir_rules.group_query_atten
     print(refusal)
 ```
 
+`apply_rules(model, rules)` does the first two steps in one walk: it shows a node only to the rules
+that it may be the root of.
+
 Here are the rules by factory, what rules are written with (`Rule`, see `mobius_ir_rules.rule`),
 and the reports. `mobius_ir_rules.passes` has graph passes, `mobius_ir_rules.functions` the bodies
 of custom operators, `mobius_ir_rules.testing` the checks that every rule passes.
@@ -24,7 +27,9 @@ from mobius_ir_rules.fusion.fused_mat_mul import fused_matmul_rules
 from mobius_ir_rules.fusion.gelu import gelu_rules
 from mobius_ir_rules.fusion.group_query_attention import group_query_attention_rules
 from mobius_ir_rules.fusion.layer_normalization import layer_normalization_rules
+from mobius_ir_rules.fusion.moe import moe_rules
 from mobius_ir_rules.fusion.pack_qkv import pack_qkv_rules
+from mobius_ir_rules.fusion.recurrence import recurrence_rules
 from mobius_ir_rules.fusion.rms_normalization import rms_normalization_rules
 from mobius_ir_rules.fusion.rotary_embedding import rotary_embedding_rules
 from mobius_ir_rules.fusion.silu import quick_gelu_rules
@@ -35,6 +40,7 @@ from mobius_ir_rules.lowering.attention import attention_to_primitives_rules
 from mobius_ir_rules.lowering.separate_rope import separate_rope_rules
 from mobius_ir_rules.lowering.unpack_qkv import unpack_qkv_rules
 from mobius_ir_rules.match_log import MatchLog, Refusal, refusals
+from mobius_ir_rules.rewriting import RewriteResult, apply_rules
 from mobius_ir_rules.rule import Plan, RefusedError, Rule, refuse
 
 __all__ = [
@@ -46,8 +52,10 @@ __all__ = [
     "Plan",
     "Refusal",
     "RefusedError",
+    "RewriteResult",
     "Rule",
     "__version__",
+    "apply_rules",
     "attention_rules",
     "attention_to_primitives_rules",
     "bias_gelu_rules",
@@ -56,8 +64,10 @@ __all__ = [
     "gelu_rules",
     "group_query_attention_rules",
     "layer_normalization_rules",
+    "moe_rules",
     "pack_qkv_rules",
     "quick_gelu_rules",
+    "recurrence_rules",
     "refusals",
     "refuse",
     "rms_normalization_rules",

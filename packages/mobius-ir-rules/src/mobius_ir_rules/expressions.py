@@ -11,6 +11,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Iterator
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import onnx_ir as ir
@@ -25,6 +26,18 @@ _NOT_NUMBERS = frozenset({ir.DataType.STRING, ir.DataType.UNDEFINED})
 
 class UnloadedWeightError(ValueError):
     """Data were read of a weight that has none yet."""
+
+
+@runtime_checkable
+class FillingTensor(Protocol):
+    """A tensor that can write its data into an array without having all of them in memory."""
+
+    def fill(self, out: np.ndarray) -> None:
+        """Write the data into `out`, of the tensor's size, converted to its dtype.
+
+        Whatever the shape and the strides of `out`, its elements are filled in row-major order.
+        """
+        ...
 
 
 def can_cast(source: ir.DataType, target: ir.DataType) -> bool:
@@ -92,6 +105,17 @@ class Leaf(Expression):
             UnloadedWeightError: If there are none yet.
             ValueError: If the data are not what the value declares.
         """
+        return self._tensor().numpy()
+
+    def fill(self, out: np.ndarray) -> None:
+        """Let the tensor write into `out`, of any shape, a part at a time, if it can."""
+        tensor = self._tensor()
+        if isinstance(tensor, FillingTensor):
+            tensor.fill(out)
+        else:
+            copy(out, tensor.numpy().reshape(out.shape))
+
+    def _tensor(self) -> ir.TensorProtocol:
         tensor = self.value.const_value
         if tensor is None:
             raise UnloadedWeightError(
@@ -103,7 +127,7 @@ class Leaf(Expression):
                 f"The weight {self.value.name!r} is {self.dtype.name}{list(self.shape)}, but its "
                 f"data are {tensor.dtype.name}{list(tensor.shape.numpy())}."
             )
-        return tensor.numpy()
+        return tensor
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -217,9 +241,11 @@ class Reshape(Expression):
         return array.reshape(self.shape)
 
     def fill(self, out: np.ndarray) -> None:
-        """Let the source write into `out` reshaped, where that is a view."""
+        """Let the source write into `out` reshaped, where that is a view or does not matter."""
         if out.flags.c_contiguous:
             self.source.fill(out.reshape(self.source.shape))
+        elif isinstance(self.source, Leaf):
+            self.source.fill(out)
         else:
             copy(out, self.array())
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 
 import onnx_ir as ir
@@ -14,28 +13,11 @@ from onnxscript.rewriter import (
     RewriteRuleSet,
 )
 
-from mobius_ir_rules.values import node_name
+from mobius_ir_rules.refusal import Refusal
+from mobius_ir_rules.rewriting import ask_rules
+from mobius_ir_rules.rule import Rule
 
-
-@dataclasses.dataclass(frozen=True)
-class Refusal:
-    """A candidate that a rule did not rewrite.
-
-    Attributes:
-        rule: Name of the rule.
-        node: Name of the node that the rule looked at (of its first output where it has none).
-        op_type: Operator of that node, with its domain unless that is ONNX's own.
-        reason: A full sentence: what was found, what is needed.
-    """
-
-    rule: str
-    node: str
-    op_type: str
-    reason: str
-
-    def __str__(self) -> str:
-        """Return one line for a log."""
-        return f"{self.node} ({self.op_type}): {self.reason}"
+__all__ = ["MatchLog", "Refusal", "refusals"]
 
 
 class MatchLog(MatchingTracer):
@@ -58,10 +40,7 @@ class MatchLog(MatchingTracer):
         del container
         if status not in (MatchStatus.CONDITION_FAILED, MatchStatus.REPLACEMENT_FAILED):
             return
-        op_type = f"{node.domain}::{node.op_type}" if node.domain else node.op_type
-        self.refusals.append(
-            Refusal(rule.name or "", node_name(node), op_type, match_result.reason)
-        )
+        self.refusals.append(Refusal.of(rule, node, match_result.reason))
 
 
 def refusals(model: ir.Model, rules: Iterable[RewriteRule]) -> list[Refusal]:
@@ -70,6 +49,10 @@ def refusals(model: ir.Model, rules: Iterable[RewriteRule]) -> list[Refusal]:
     Run it after the rules have been applied: whatever still refuses is what stayed. A node that
     several rules refuse is listed once for each rule, in graph order.
     """
+    rules = list(rules)
+    own = [rule for rule in rules if isinstance(rule, Rule)]
+    if len(own) == len(rules):
+        return list(ask_rules(model, own))
     log = MatchLog()
-    RewriteRuleSet(list(rules)).apply_to_model(model, tracer=log)
+    RewriteRuleSet(rules).apply_to_model(model, tracer=log)
     return log.refusals

@@ -1,7 +1,7 @@
-"""`Nibbles`: a weight of bytes -> the tensor of 4-bit integers that lie in them.
+"""`Nibbles`: a weight of bytes -> the tensor of 4-bit integers that lie in them; `Centred` bytes.
 
-An expression as those of `mobius_ir_rules.expressions`: it has its dtype and shape from the start,
-and reads the weight's data when its own are asked for.
+Expressions as those of `mobius_ir_rules.expressions`: they have dtype and shape from the start, and
+read the weight's data when their own are asked for.
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ import numpy as np
 import onnx_ir as ir
 
 from mobius_ir_rules.expressions import Expression
+from mobius_ir_rules.visiting import Visit, VisitedExpression, visit_numbers
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Nibbles(Expression):
-    """The integers in rows of bytes, as UINT4 `[rows, columns]`.
+    """The integers in rows of bytes, as UINT4 or INT4 `[rows, columns]`.
 
     Bytes of one row follow each other; the low half of a byte comes first, and what a row has
     beyond `columns` is padding.
@@ -26,12 +27,13 @@ class Nibbles(Expression):
         source: UINT8, of any shape, `rows` times some number of bytes.
         rows: Number of rows.
         columns: Number of integers of a row.
+        dtype: UINT4, or INT4 for integers in two's complement.
     """
 
     source: Expression
     rows: int
     columns: int
-    dtype: ir.DataType = dataclasses.field(default=ir.DataType.UINT4, init=False)
+    dtype: ir.DataType = ir.DataType.UINT4
 
     def __post_init__(self) -> None:
         """Derive the shape.
@@ -60,8 +62,41 @@ class Nibbles(Expression):
         packed = np.ascontiguousarray(self.source.array()).reshape(self.rows, -1)
         halves = np.stack([packed & 0xF, packed >> 4], axis=-1)
         integers: np.ndarray = halves.reshape(self.rows, -1)[:, : self.columns]
+        if self.dtype == ir.DataType.INT4:
+            integers = (integers ^ 8).astype(np.int8) - np.int8(8)
         return integers.astype(self.dtype.numpy())
 
     def fill(self, out: np.ndarray) -> None:
         """Write the integers into `out`."""
         out[...] = self.array()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Centred(VisitedExpression):
+    """Unsigned integers less the middle of their range, as signed ones in two's complement.
+
+    That turns the highest bit of each. Those of 8 bits are INT8; bytes of two integers of 4 bits
+    stay UINT8, for `Nibbles` to take apart.
+
+    Attributes:
+        source: UINT8.
+        bits: Width of an integer, 4 or 8.
+    """
+
+    source: Expression
+    bits: int
+
+    def __post_init__(self) -> None:
+        """Derive dtype and shape."""
+        object.__setattr__(self, "dtype", ir.DataType.INT8 if self.bits == 8 else ir.DataType.UINT8)
+        object.__setattr__(self, "shape", self.source.shape)
+
+    def leaves(self) -> Iterator[ir.Value]:
+        """Yield the source's leaves."""
+        return self.source.leaves()
+
+    def visit(self, visit: Visit) -> None:
+        """Call `visit` with every part of the data."""
+        highest = np.uint8(0x80 if self.bits == 8 else 0x88)
+        dtype = self.dtype.numpy()
+        visit_numbers(self.source, lambda part: visit((part ^ highest).view(dtype)))

@@ -57,9 +57,9 @@ from typing import Any, ClassVar, NoReturn
 
 import onnx_ir as ir
 from onnxscript.rewriter import (
-    MatchContext,
     MatchingTracer,
     MatchResult,
+    MatchStatus,
     RewriterContext,
     RewriteRule,
 )
@@ -67,6 +67,12 @@ from onnxscript.rewriter.pattern import PatternMatcher
 
 OpId = tuple[str, str]
 """(domain, operator)."""
+
+
+def standard(*op_types: str) -> tuple[OpId, ...]:
+    """Return operators of ONNX's own domain, for `Rule.roots` and `Rule.emits`."""
+    return tuple(("", op_type) for op_type in op_types)
+
 
 # onnxscript wants the number of replaced values when the rule is constructed. Rules here know it
 # only once they have planned, so every rewrite is padded with detached values to this number.
@@ -79,18 +85,22 @@ class RefusedError(Exception):
     Attributes:
         reason: A full sentence: what was found, what is needed.
         sources: The nodes and values that the reason is about.
+        inherent: What the model computes is in the way, or what the target can do, so that the
+            candidate was never to be expected. False where another graph of the same model might
+            be taken.
     """
 
-    def __init__(self, reason: str, *sources: ir.Node | ir.Value) -> None:
+    def __init__(self, reason: str, *sources: ir.Node | ir.Value, inherent: bool = False) -> None:
         """Create the error; `sources` are the nodes and values that `reason` is about."""
         super().__init__(reason)
         self.reason = reason
         self.sources = sources
+        self.inherent = inherent
 
 
-def refuse(reason: str, *sources: ir.Node | ir.Value) -> NoReturn:
+def refuse(reason: str, *sources: ir.Node | ir.Value, inherent: bool = False) -> NoReturn:
     """Raise `RefusedError`: the candidate stays as it is and `reason` is reported."""
-    raise RefusedError(reason, *sources)
+    raise RefusedError(reason, *sources, inherent=inherent)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,7 +138,6 @@ class Rule(RewriteRule, abc.ABC):
         super().__init__(
             _placeholder_pattern,
             self._rewrite,
-            self._check,
             matcher=lambda pattern: _RootMatcher(pattern, self),
             name=name or type(self).__name__,
         )
@@ -165,9 +174,71 @@ class Rule(RewriteRule, abc.ABC):
             plan: What `plan` returned.
         """
 
+    def propose(self, node: ir.Node, container: ir.Graph | ir.Function) -> Plan | None:
+        """Return `plan(node)`, checked; `None` for other operators than the rule's roots, too.
+
+        Args:
+            node: Any node.
+            container: The graph or function that it is in, or whose subgraph it is in.
+
+        Raises:
+            RefusedError: When `node` is a candidate and a precondition is not proved.
+            ValueError: When the plan would leave the graph broken: a fault of the rule.
+        """
+        if (node.domain, node.op_type) not in self.roots:
+            return None
+        if isinstance(container, ir.Function) and (container.domain, container.name) in self.emits:
+            return None  # the body of what the rule makes
+        plan = self.plan(node)
+        if plan is not None:
+            _verify(self, plan, node)
+        return plan
+
     def commute(self) -> Sequence[RewriteRule]:
         """Return the rule itself: commutation, where there is one, is the plan's business."""
         return [self]
+
+    def match(
+        self,
+        model: ir.Model,
+        graph_or_function: ir.Graph | ir.Function,
+        node: ir.Node,
+        *,
+        verbose: int | None = None,
+        check_nodes_are_removable: bool = True,
+        tracer: MatchingTracer | None = None,
+    ) -> MatchResult | None:
+        """Return the match at `node`, false where it is no candidate.
+
+        Raises:
+            RefusedError: When the node is a candidate and a precondition is not proved. A tracer
+                is told instead, and the result is `None`.
+        """
+        try:
+            return super().match(
+                model,
+                graph_or_function,
+                node,
+                verbose=verbose,
+                check_nodes_are_removable=check_nodes_are_removable,
+                tracer=tracer,
+            )
+        except RefusedError as error:
+            if tracer is None:
+                raise
+            result = MatchResult().fail(error.reason, list(error.sources))
+            tracer.log(self, graph_or_function, node, result, MatchStatus.CONDITION_FAILED)
+            return None
+
+    def rewrite_at(
+        self, model: ir.Model, graph_or_function: ir.Graph | ir.Function, node: ir.Node
+    ) -> Any:
+        """Return what takes the place of `node`, `None` where it is no candidate.
+
+        Raises:
+            RefusedError: When it is one and a precondition is not proved.
+        """
+        return super().try_rewrite(model, graph_or_function, node)
 
     def try_rewrite(
         self,
@@ -183,24 +254,15 @@ class Rule(RewriteRule, abc.ABC):
         The stock implementation makes the new nodes in a traced run too; they would stay behind
         as users of the graph's values.
         """
-        if tracer is None:
-            return super().try_rewrite(model, graph_or_function, node, verbose=verbose)
-        self.match(model, graph_or_function, node, verbose=verbose, tracer=tracer)
-        return None
+        if tracer is not None:
+            self.match(model, graph_or_function, node, verbose=verbose, tracer=tracer)
+            return None
+        try:
+            return self.rewrite_at(model, graph_or_function, node)
+        except RefusedError:
+            return None
 
-    def _check(
-        self, context: MatchContext, plan: Plan | None, refusal: RefusedError | None
-    ) -> MatchResult:
-        del context, plan
-        result = MatchResult()
-        if refusal is not None:
-            result.fail(refusal.reason, list(refusal.sources))
-        return result
-
-    def _rewrite(
-        self, op: RewriterContext, plan: Plan, refusal: RefusedError | None
-    ) -> Sequence[ir.Value]:
-        del refusal
+    def _rewrite(self, op: RewriterContext, plan: Plan) -> Sequence[ir.Value]:
         new_values = list(self.emit(op, plan))
         if len(new_values) != len(plan.replaced):
             raise ValueError(
@@ -236,29 +298,13 @@ class _RootMatcher(PatternMatcher):
     ) -> MatchResult:
         del model, verbose, remove_nodes, tracer
         result = MatchResult()
-        rule = self.rule
-        if (node.domain, node.op_type) not in rule.roots:
-            return result.fail("The node is another operator.", node)
-        if (
-            isinstance(graph_or_function, ir.Function)
-            and (graph_or_function.domain, graph_or_function.name) in rule.emits
-        ):
-            return result.fail("The function is the body of what the rule makes.", node)
-        plan: Plan | None = None
-        refusal: RefusedError | None = None
-        try:
-            plan = rule.plan(node)
-            if plan is None:
-                return result.fail("The node is no candidate.", node)
-            _verify(rule, plan, node)
-        except RefusedError as error:
-            refusal = error
+        plan = self.rule.propose(node, graph_or_function)
+        if plan is None:
+            return result.fail("The node is no candidate.", node)
         result.bind("plan", plan)
-        result.bind("refusal", refusal)
-        for matched in _removable(plan) if plan is not None and refusal is None else [node]:
+        for matched in _removable(plan):
             result.add_node(matched)
-        replaced = plan.replaced if plan is not None else ()
-        result.outputs.extend([*replaced, *_padding(len(replaced))])
+        result.outputs.extend([*plan.replaced, *_padding(len(plan.replaced))])
         return result
 
     def __str__(self) -> str:

@@ -31,7 +31,10 @@ from onnxscript.rewriter import RewriteRule, RewriteRuleSet
 
 from mobius_ir_rules import _nesting
 from mobius_ir_rules.match_log import refusals
+from mobius_ir_rules.passes.graphs import all_nodes, qualified_name, roots
 from mobius_ir_rules.passes.graphs import op_counts as op_counts
+from mobius_ir_rules.rewriting import apply_rules
+from mobius_ir_rules.rule import Rule
 
 Arrays = Mapping[str, npt.NDArray[Any]]
 
@@ -57,12 +60,14 @@ class RuleCase:
         build: Makes the model, a new one at each call and always the same.
         applications: Number of rewrites.
         reasons: Reasons of the refusals in the model as built, all of them, in graph order.
-        after: Number of nodes of some operators afterwards, as `op_counts` names them.
+        after: Number of nodes of some operators afterwards, as `op_counts` names them. None of an
+            operator says something only if the model has it or the rules make it.
         dims: Sizes of the symbolic dimensions, for inputs that are not in `inputs`.
         inputs: Input values where random ones will not do (integers, masks).
         tolerance: Replaces `TOLERANCES` for floating-point outputs.
         compare: Whether to run the model before and after on ONNX Runtime's CPU provider.
         nested: Whether to check the model as a branch of an `If` and as a function body too.
+        complete: Whether `after` names every operator that is there afterwards, `Constant` apart.
     """
 
     name: str
@@ -75,6 +80,7 @@ class RuleCase:
     tolerance: float | None = None
     compare: bool = True
     nested: bool = True
+    complete: bool = False
 
     def __str__(self) -> str:
         """Return the name, so that `ids=str` works."""
@@ -98,6 +104,7 @@ class RuleConformance:
         self.check_result(case)
         self.check_numbers(case)
         self.check_reuse(case)
+        self.check_walk(case)
         if case.nested:
             self.check_nested(case)
 
@@ -117,6 +124,7 @@ class RuleConformance:
         """Applications, operators and interface are right, and a second run finds nothing."""
         model = case.build()
         before, interface = _serialized(model), _interface(model)
+        self._require_known_operators(case, model)
         applied = self.apply(model)
         _require(
             case,
@@ -133,12 +141,31 @@ class RuleConformance:
         )
         counts = op_counts(model)
         expected = dict(case.after)
-        found = {key: counts[key] for key in expected}
+        others = counts.keys() - {"Constant"} if case.complete else ()
+        found = {key: counts[key] for key in sorted({*expected, *others})}
         _require(case, found == expected, f"operators are {found}, expected {expected}")
         _require_valid_names(case, model)
         once = _serialized(model)
         _require(case, self.apply(model) == 0, "a second run applied the rules again")
         _require(case, _serialized(model) == once, "a second run changed the model")
+
+    def _require_known_operators(self, case: RuleCase, model: ir.Model) -> None:
+        """Require that each operator of which none is to stay is there, or is made by a rule."""
+        made = {
+            qualified_name(*operator)
+            for rule in self._factory()
+            if isinstance(rule, Rule)
+            for operator in rule.emits
+        }
+        known = made | op_counts(model).keys()
+        unknown = sorted(
+            name for name, count in case.after.items() if not count and name not in known
+        )
+        _require(
+            case,
+            not unknown,
+            f"none of {unknown} is expected afterwards; the model has none and no rule makes one",
+        )
 
     def check_numbers(self, case: RuleCase) -> None:
         """The outputs before and after are equal on ONNX Runtime's CPU provider."""
@@ -162,6 +189,26 @@ class RuleConformance:
                 _serialized(model) == expected,
                 f"run {index} of the same rule instances gave another model",
             )
+
+    def check_walk(self, case: RuleCase) -> None:
+        """`apply_rules`, which shows a rule its roots only, does what onnxscript's driver does."""
+        rules = list(self._factory())
+        if not all(isinstance(rule, Rule) for rule in rules):
+            return
+        model = case.build()
+        result = apply_rules(model, rules)
+        _require(
+            case,
+            result.applications == case.applications,
+            f"apply_rules counts {result.applications} applications, expected {case.applications}",
+        )
+        if not case.applications:
+            reasons = tuple(refusal.reason for refusal in result.refusals)
+            _require(case, reasons == case.reasons, f"apply_rules refuses for {reasons}")
+        RewriteRuleSet(rules).apply_to_model(stock := case.build())
+        _require(
+            case, _wiring(model) == _wiring(stock), "apply_rules and RewriteRuleSet do not agree"
+        )
 
     def check_nested(self, case: RuleCase) -> None:
         """In a branch of an `If` candidates are rewritten or refused; in a function, soundly."""
@@ -246,6 +293,23 @@ def _apply(rules: Sequence[RewriteRule], model: ir.Model) -> int:
 
 def _serialized(model: ir.Model) -> bytes:
     return bytes(ir.to_proto(model).SerializeToString(deterministic=True))
+
+
+def _wiring(model: ir.Model) -> bytes:
+    """Return the model with names of its nodes and inner values by position, serialised."""
+    for root in roots(model):
+        fixed = {*root.inputs, *root.outputs}
+        for index, node in enumerate(all_nodes(root)):
+            node.name = f"node{index}"
+            node.metadata_props.clear()
+            for position, value in enumerate(node.outputs):
+                if value not in fixed and value.name:
+                    value.name = f"value{index}.{position}"
+            # onnxscript names the tensor of a constant after its value.
+            for attribute in node.attributes.values():
+                if attribute.type == ir.AttributeType.TENSOR and not attribute.is_ref():
+                    attribute.as_tensor().name = None
+    return _serialized(model)
 
 
 def _interface(model: ir.Model) -> list[tuple[str | None, str, str]]:

@@ -1,4 +1,4 @@
-"""The bodies of BiasGelu, FastGelu and QuickGelu are ONNX Runtime's kernels."""
+"""The bodies of Gelu, BiasGelu, FastGelu and QuickGelu are ONNX Runtime's kernels."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 from mobius_ir_rules.functions.bias_gelu import BIAS_GELU
 from mobius_ir_rules.functions.fast_gelu import FAST_GELU
+from mobius_ir_rules.functions.gelu import GELU
 from mobius_ir_rules.functions.quick_gelu import QUICK_GELU
 
 Array = npt.NDArray[Any]
@@ -27,11 +28,20 @@ def _tanh(x: Array) -> Array:
 
 @pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-6), (np.float16, 8e-3)])
 @pytest.mark.parametrize("opset", [17, 19, 20, 24])
-@pytest.mark.parametrize(("operator", "formula"), [(BIAS_GELU, _erf), (FAST_GELU, _tanh)])
-def test_bias_gelu_and_fast_gelu(
+@pytest.mark.parametrize(
+    ("operator", "formula", "biased"),
+    [
+        (BIAS_GELU, _erf, True),
+        (FAST_GELU, _tanh, True),
+        (FAST_GELU, _tanh, False),
+        (GELU, _erf, False),
+    ],
+)
+def test_erf_and_tanh(
     run_body: Any,
     operator: tuple[str, str],
     formula: Callable[[Array], Array],
+    biased: bool,
     opset: int,
     dtype: type,
     tolerance: float,
@@ -39,12 +49,13 @@ def test_bias_gelu_and_fast_gelu(
     """C003: erf and tanh differ by up to 4.7e-4, so float32 is compared to 1e-6."""
     x = np.linspace(-4.0, 4.0, 96).reshape(2, 3, 16).astype(dtype)
     bias = np.linspace(-0.1, 0.1, 16).astype(dtype)
-    expected = formula(x.astype(np.float64) + bias).astype(dtype)
+    wide = x.astype(np.float64)
+    expected = formula(wide + bias if biased else wide).astype(dtype)
     # The CPU provider has these kernels in float32 only.
     results = run_body(
         operator,
         opset,
-        [x, bias],
+        [x, bias] if biased else [x],
         [expected],
         kernel=dtype is np.float32,
         inline_for_reference=opset >= 20,

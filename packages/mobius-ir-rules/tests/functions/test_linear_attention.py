@@ -114,6 +114,35 @@ def test_body_equals_kernel(
             np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6, err_msg=who)
 
 
+@pytest.mark.parametrize("rule", ["gated", "gated_delta"])
+@pytest.mark.parametrize("length", [1, 6])
+@pytest.mark.parametrize(("q_heads", "k_heads"), [(2, 2), (1, 1), (4, 2)])
+def test_a_key_serves_several_states(
+    run_body: Any, rule: str, length: int, q_heads: int, k_heads: int
+) -> None:
+    """Fewer keys than states, as kernels find from the widths (Mamba 2, Qwen3.5)."""
+    kv_heads = 4
+    inputs = _inputs(rule, length, (q_heads, kv_heads))
+    key = inputs[1]
+    assert key is not None
+    fewer = key.reshape(BATCH, length, kv_heads, KEY)[:, :, :k_heads]
+    inputs[1] = np.repeat(fewer, kv_heads // k_heads, axis=2).reshape(BATCH, length, -1)
+    expected = [array.astype(np.float32) for array in _attend(rule, inputs, (q_heads, kv_heads))]
+    inputs[1] = fewer.reshape(BATCH, length, -1)
+    results = run_body(
+        LINEAR_ATTENTION,
+        24,
+        inputs,
+        expected,
+        q_num_heads=q_heads,
+        kv_num_heads=kv_heads,
+        update_rule=rule,
+    )
+    for who, found in results.items():
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=2e-6, atol=2e-6, err_msg=who)
+
+
 def _model(dims: str = "B,S") -> ir.Model:
     model = ir.from_onnx_text(
         f"""<ir_version: 10, opset_import: ["": 24, "com.microsoft": 1]>
@@ -199,3 +228,16 @@ def test_refusals(inputs: str, attributes: dict[str, Any], reason: str) -> None:
     with pytest.raises(RefusedError) as refused:
         LINEAR_ATTENTION_BODY.for_call(_node(inputs, **attributes), 24)
     assert refused.value.reason == f"com.microsoft::LinearAttention (node 'n') {reason}"
+
+
+def test_keys_that_serve_no_whole_number_of_states() -> None:
+    node = _node("q k v", update_rule="linear")
+    for value, width in zip(node.inputs, (32, 24, 32), strict=True):
+        assert value is not None
+        value.shape = ir.Shape(["B", "S", width])
+    with pytest.raises(RefusedError) as refused:
+        LINEAR_ATTENTION_BODY.for_call(node, 24)
+    assert refused.value.reason == (
+        "com.microsoft::LinearAttention (node 'n') has keys of width 24 beside 4 queries of width "
+        "32 together; a number of keys that divides the 2 key/value heads is needed."
+    )

@@ -191,18 +191,18 @@ def _tiles(chosen: Array, experts: int) -> tuple[Array, Array, Array]:
     k = chosen.shape[1]
 
     def body(op: Any, value: ir.Value) -> Any:
-        tiles = tile_pairs(op, value, op.Constant(value_ints=[experts]), k)
-        return tiles.expert, tiles.token, tiles.place
+        tiles = tile_pairs(op, value, op.Constant(value_ints=list(range(experts))), k)
+        return tiles.expert, tiles.pair, tiles.place
 
-    outputs = ["expert", "token", "place"]
+    outputs = ["expert", "pair", "place"]
     function = make_function(("test", "Tiles"), ["chosen"], outputs, [], body, 24)
     graph = function.graph.clone()
     for value in (*graph.inputs, *graph.outputs):
         value.type = ir.TensorType(ir.DataType.INT64)
-        value.shape = ir.Shape([None] * (2 if value.name in ("chosen", "token") else 1))
+        value.shape = ir.Shape([None] * (2 if value.name in ("chosen", "pair") else 1))
     found = run_model(ir.Model(graph, ir_version=10), {"chosen": chosen})
-    expert, token, place = (found[name] for name in outputs)
-    return expert, token, place
+    expert, pair, place = (found[name] for name in outputs)
+    return expert, pair, place
 
 
 @pytest.mark.parametrize("tokens", [0, 1, 3, 16, 64])
@@ -213,13 +213,13 @@ def test_rows_are_at_most_twice_the_pairs(tokens: int, crowded: bool) -> None:
     logits = np.random.default_rng(0).standard_normal((tokens, experts))
     logits[:, 0] += 9.0 * crowded
     chosen = np.argsort(-logits, axis=1)[:, :k].astype(np.int64)
-    expert, token, place = _tiles(chosen, experts)
+    expert, pair, place = _tiles(chosen, experts)
     active = len(np.unique(chosen))
-    tiles, height = token.shape
+    tiles, height = pair.shape
     assert tiles < 2 * active or tiles == active
     assert tiles * height <= 2 * tokens * k + active
     assert len(np.unique(place)) == tokens * k
-    np.testing.assert_array_equal(token.reshape(-1)[place], np.repeat(np.arange(tokens), k))
+    np.testing.assert_array_equal(pair.reshape(-1)[place], np.arange(tokens * k))
     np.testing.assert_array_equal(expert[place // height], chosen.reshape(-1))
     if tokens == 1:
         assert (tiles, height) == (k, 1)

@@ -19,6 +19,8 @@ from mobius_ir_rules.testing import RuleCase, RuleConformance, op_counts, run_mo
 
 GQA = "com.microsoft::GroupQueryAttention"
 CONFORMANCE = RuleConformance(group_query_attention_rules)
+NO_BIAS = RuleConformance(lambda: group_query_attention_rules(refuse_attributes={"attention_bias"}))
+LEFT = RuleConformance(lambda: group_query_attention_rules(padding_side="left"))
 
 FUSED: dict[str, dict[str, Any]] = {
     "head 16": {},
@@ -48,7 +50,9 @@ FUSED: dict[str, dict[str, Any]] = {
 def test_fused(decoder: Any, name: str) -> None:
     """C001, C005, C022, C077: numbers, attributes carried, no RotaryEmbedding left."""
     block = decoder(**FUSED[name])
-    after = {GQA: block.layers, "Attention": 0, "RotaryEmbedding": 0, "mobius.mask::CausalMask": 0}
+    before = op_counts(block.build())
+    gone = {"Attention", "RotaryEmbedding", "mobius.mask::CausalMask"} & before.keys()
+    after = {GQA: block.layers, **dict.fromkeys(gone, 0)}
     CONFORMANCE.check(RuleCase(name, block.build, block.layers, after=after, inputs=block.prompt()))
 
 
@@ -91,7 +95,8 @@ def test_attributes_that_the_target_gets_wrong(
     decoder: Any, name: str, value: str, settings: dict[str, Any]
 ) -> None:
     """C127: one target ignores softcap. What needs it is refused, the rest is fused."""
-    conformance = RuleConformance(lambda: group_query_attention_rules(refuse_attributes={name}))
+    refused = {name, "attention_bias"}
+    conformance = RuleConformance(lambda: group_query_attention_rules(refuse_attributes=refused))
     block = decoder(**settings)
     reason = (
         f"GroupQueryAttention for Attention (node 'attention0') would have {name} = {value}; none "
@@ -182,6 +187,83 @@ def test_padded_batch(decoder: Any, rows_alone: Any, padded_batch: Any, name: st
         padded_batch(block, _applied(block), x, [9, 5], 3), alone, strict=True
     ):
         np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-5)
+
+
+LEFT_OR_RIGHT: dict[str, dict[str, Any]] = {
+    **PADDED,
+    "chunks": {"mask": "mobius.mask.ChunkedMask <chunk: int = 4> (attention_mask, position_ids)"},
+    "float16": {"dtype": "float16", "window": 3},
+}
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", LEFT_OR_RIGHT)
+def test_mask_as_bias(
+    decoder: Any, rows_alone: Any, padded_batch: Any, name: str, side: str
+) -> None:
+    """C002, C038: with the mask as a bias, rows padded on any side are what they are alone."""
+    block = decoder(**LEFT_OR_RIGHT[name])
+    x = block.noise(2, 9 + 3)
+    alone = rows_alone(block, block.build(), x, [9, 5], 3)
+    biased: ir.Model = block.build()
+    assert LEFT.apply(biased) == block.layers
+    for node in _operators(biased):
+        assert {"do_rotary", "local_window_size"}.isdisjoint(node.attributes)
+        names = [None if value is None else value.name for value in node.inputs]
+        assert (len(names), names[7:10]) == (11, [None] * 3)
+        bias = node.inputs[10]
+        assert (len(bias.shape), bias.shape[1], bias.dtype) == (4, 1, node.inputs[0].dtype)
+    tolerance = 2e-2 if name == "float16" else 2e-5
+    found = padded_batch(block, biased, x, [9, 5], 3, side)
+    for row, expected in zip(found, alone, strict=True):
+        np.testing.assert_allclose(row, expected, rtol=tolerance, atol=tolerance)
+
+
+BIASED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "left padding": (
+        {},
+        {"padding_side": "left"},
+        "GroupQueryAttention for {} would need attention_bias, which the target's kernel does "
+        "not take, because lengths cannot say that rows are padded on the left.",
+    ),
+    "chunks": (
+        {"mask": "mobius.mask.ChunkedMask <chunk: int = 3> (attention_mask, position_ids)"},
+        {},
+        "GroupQueryAttention for {} would need attention_bias, which the target's kernel does "
+        "not take, because the mask is one of chunks of 3 tokens.",
+    ),
+    "window": (
+        {"window": 3},
+        {"refuse_attributes": {"local_window_size"}},
+        "GroupQueryAttention for {} would have local_window_size = 3; none is needed, because "
+        "the target gets this attribute wrong.",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BIASED)
+def test_bias_where_lengths_are_not_enough(decoder: Any, name: str) -> None:
+    """C033, C127: the mask becomes a bias where the kernel takes one; else the reason is told."""
+    settings, arguments, reason = BIASED[name]
+    block = decoder(**settings)
+    with_bias = RuleConformance(lambda: group_query_attention_rules(**arguments))
+    after = {GQA: 1, "RotaryEmbedding": 2, "Attention": 0}
+    with_bias.check(RuleCase(name, block.build, after=after, inputs=block.prompt()))
+    refused = {*arguments.get("refuse_attributes", ()), "attention_bias"}
+    without = RuleConformance(
+        lambda: group_query_attention_rules(**{**arguments, "refuse_attributes": refused})
+    )
+    reason = reason.format(NODE)
+    without.check(RuleCase(name, block.build, 0, (reason,), inputs=block.prompt()))
+    (refusal,) = refusals(
+        block.build(), group_query_attention_rules(**{**arguments, "refuse_attributes": refused})
+    )
+    assert refusal.inherent
+
+
+def test_unknown_padding_side() -> None:
+    with pytest.raises(ValueError, match="padding_side is 'both'"):
+        group_query_attention_rules(padding_side="both")
 
 
 def test_continuation(decoder: Any) -> None:
@@ -302,7 +384,13 @@ def test_rotated_values_with_other_readers(decoder: Any) -> None:
 
 
 WHY = "GroupQueryAttention can only be causal, with padding and a window."
-MASKS = "a mask made by mobius.mask::CausalMask or mobius.mask::SlidingWindowMask is needed"
+MASKS = (
+    "a mask made by mobius.mask::CausalMask, SlidingWindowMask or ChunkedMask is needed, because"
+)
+NO_MASK = (
+    "a mask made by an operator of the domain mobius.mask is needed, because GroupQueryAttention "
+    "needs the number of real tokens in each row."
+)
 CACHE = "because GroupQueryAttention lays out the cache of padded rows differently."
 NODE = "Attention (node 'attention0')"
 
@@ -364,7 +452,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
                 )
             )
         },
-        f"The mask of {NODE} is produced by Or (node 'overlay'); {MASKS}, because {WHY}",
+        f"The mask of {NODE} is produced by Or (node 'overlay'); {MASKS} {WHY}",
     ),
     "mask from outside": (
         {
@@ -372,43 +460,22 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
                 ") =>", ", bool[B, 1, S, T] given) =>", 1
             )
         },
-        f"The mask of {NODE} is the graph input 'given'; {MASKS}, because {WHY}",
+        f"The mask of {NODE} is the graph input 'given'; {MASKS} {WHY}",
     ),
     "no mask but is_causal": (
         {
             "attributes": ", is_causal: int = 1",
             "edit": _swap("(rq0, rk0, v0, mask", "(rq0, rk0, v0, "),
         },
-        f"{NODE} has no mask but is_causal; {MASKS}, because GroupQueryAttention needs the "
-        "number of real tokens in each row.",
+        f"{NODE} has no mask but is_causal; {NO_MASK}",
     ),
     "no mask": (
         {"edit": _swap("(rq0, rk0, v0, mask", "(rq0, rk0, v0, ")},
-        f"{NODE} has no mask; {MASKS}, because GroupQueryAttention needs the number of real "
-        "tokens in each row.",
+        f"{NODE} has no mask; {NO_MASK}",
     ),
     "no cache": (
         {"edit": _no_presents},
         f"{NODE} has no past_key and past_value pair; both are needed.",
-    ),
-    "present read inside": (
-        {"extra": "[reader] z = Neg(present_key_0)", "extra_outputs": "float[B, 2, T, 16] z"},
-        f"The output present_key of {NODE} is read by Neg (node 'reader'); it must only leave "
-        f"the graph, {CACHE}",
-    ),
-    "past read elsewhere": (
-        {"extra": "[reader] z = Neg(past_key_0)", "extra_outputs": "float[B, 2, P, 16] z"},
-        f"The input past_key of {NODE} is the graph input 'past_key_0', read by Neg (node "
-        f"'reader') too; a graph input that nothing else reads is needed, {CACHE}",
-    ),
-    "past is computed": (
-        {
-            "edit": lambda t: t.replace("mask, past_key_0,", "mask, past,").replace(
-                "[attention0]", "[neg] past = Neg(past_key_0)\n[attention0]"
-            )
-        },
-        f"The input past_key of {NODE} is produced by Neg (node 'neg'); a graph input that "
-        f"nothing else reads is needed, {CACHE}",
     ),
     "other head size of value": (
         {"value_size": 8},
@@ -459,6 +526,27 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         f"The softcap of {NODE} is -1; a positive one, or 0 for none, is needed.",
     ),
 }
+SEEN_CACHES: dict[str, tuple[dict[str, Any], str]] = {
+    "present read inside": (
+        {"extra": "[reader] z = Neg(present_key_0)", "extra_outputs": "float[B, 2, T, 16] z"},
+        f"The output present_key of {NODE} is read by Neg (node 'reader'); it must only leave "
+        f"the graph, {CACHE}",
+    ),
+    "past read elsewhere": (
+        {"extra": "[reader] z = Neg(past_key_0)", "extra_outputs": "float[B, 2, P, 16] z"},
+        f"The input past_key of {NODE} is the graph input 'past_key_0', read by Neg (node "
+        f"'reader') too; a graph input that nothing else reads is needed, {CACHE}",
+    ),
+    "past is computed": (
+        {
+            "edit": lambda t: t.replace("mask, past_key_0,", "mask, past,").replace(
+                "[attention0]", "[neg] past = Neg(past_key_0)\n[attention0]"
+            )
+        },
+        f"The input past_key of {NODE} is produced by Neg (node 'neg'); a graph input that "
+        f"nothing else reads is needed, {CACHE}",
+    ),
+}
 # ONNX Runtime refuses these by itself; what counts is that the rule says so and leaves them.
 DOES_NOT_RUN = {"softmax in double", "padding mask of int32", "negative softcap", "scale of 0"}
 
@@ -486,13 +574,20 @@ def test_refused(decoder: Any, name: str) -> None:
     )
 
 
+@pytest.mark.parametrize("name", SEEN_CACHES)
+def test_caches_that_others_see(decoder: Any, name: str) -> None:
+    """The mask becomes a bias, which leaves the cache as it is; without one it is refused."""
+    settings, reason = SEEN_CACHES[name]
+    block = decoder(**settings)
+    after = {GQA: 1, "Attention": 0, "RotaryEmbedding": 2}
+    CONFORMANCE.check(RuleCase(name, block.build, after=after, inputs=block.prompt()))
+    NO_BIAS.check(RuleCase(name, block.build, 0, (reason,), inputs=block.prompt()))
+
+
 def test_a_block_overlay_of_no_window_is_refused_layer_by_layer(decoder: Any) -> None:
     """Candidates are judged one by one: a refused layer does not stop the others."""
     block = decoder(layers=3, edit=lambda t: t.replace("(rq1, rk1, v1, mask", "(rq1, rk1, v1, "))
-    reason = (
-        f"Attention (node 'attention1') has no mask; {MASKS}, because GroupQueryAttention needs "
-        "the number of real tokens in each row."
-    )
+    reason = f"Attention (node 'attention1') has no mask; {NO_MASK}"
     after = {GQA: 2, "Attention": 1}
     CONFORMANCE.check(RuleCase("one", block.build, 2, (reason,), after, inputs=block.prompt()))
 

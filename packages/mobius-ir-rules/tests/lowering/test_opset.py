@@ -200,7 +200,7 @@ def test_bodies_of_this_package_are_those_of_the_opset(version: int) -> None:
         g (float[B, S, 64] x, float[B, S, 64] r, float[64] w, float[64] b)
           => (float[B, S, 64] y, float[B, S, 64] z) {
             n, , , t = com.microsoft.SkipSimplifiedLayerNormalization <epsilon = 1e-6> (x, r, w)
-            y = com.microsoft.FastGelu (n, b)
+            y = com.microsoft.BiasGelu (n, b)
             z = com.microsoft.QuickGelu <alpha = 1.5> (t)
         }"""
 

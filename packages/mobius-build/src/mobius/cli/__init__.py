@@ -1,9 +1,6 @@
 """The command `mobius`: arguments in, exit code out.
 
 Commands import what they need when they run, so that `mobius --help` is quick.
-
-Exit codes: 0 done, 1 something is wrong (one panel on stderr says what) or two models differ,
-2 wrong usage, 130 interrupted, 143 terminated.
 """
 
 from __future__ import annotations
@@ -17,14 +14,26 @@ import typer
 from mobius.cli.build_command import build
 from mobius.cli.eps_command import eps
 from mobius.cli.explain_command import explain
+from mobius.cli.inspect_command import inspect
+from mobius.cli.models_command import models
 from mobius.cli.optimize_command import optimize
+from mobius.cli.run_command import run
 from mobius.cli.verify_command import verify
 
 __all__ = ["app", "main"]
 
+EXIT_CODES = {
+    0: "done (`verify`: the same)",
+    1: "an error, which one panel on stderr explains (`verify`: or different)",
+    2: "wrong usage",
+    130: "interrupted",
+    143: "terminated",
+}
+
 app = typer.Typer(
     name="mobius",
     help="Build ONNX models for the execution provider that will run them.",
+    epilog="Exit codes: " + "; ".join(f"{code} {what}" for code, what in EXIT_CODES.items()) + ".",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="markdown",  # in "rich" mode, square brackets are markup and disappear
@@ -34,6 +43,9 @@ app.command()(build)
 app.command()(optimize)
 app.command()(verify)
 app.command()(explain)
+app.command()(run)
+app.command()(inspect)
+app.command()(models)
 app.command()(eps)
 
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.markup import escape
 
-from mobius.cli.console import DebugOption, reported_errors, save_progress, stderr_console
+from mobius.cli.console import DebugOption, JsonOption, reported_errors, stderr_console
+from mobius.cli.quantize_options import (
+    AccuracyOption,
+    AsymmetricOption,
+    BlockSizeOption,
+    EmbeddingsOption,
+    ExcludeOption,
+    FloatHeadOption,
+    QuantizeOption,
+    quantization_of,
+)
 from mobius.cli.report_view import EpOption, OpsetOption, ReportOption, TraceOption, report_view
 
 if TYPE_CHECKING:
@@ -20,7 +29,10 @@ __all__ = ["build"]
 
 def build(
     model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Hub id, or a folder in HuggingFace layout.")
+        str,
+        typer.Argument(
+            metavar="MODEL", help="Hub id, a folder in HuggingFace layout, or a .gguf file."
+        ),
     ],
     out: Annotated[
         Path, typer.Argument(metavar="OUT", help="New or empty folder for the package.")
@@ -31,9 +43,43 @@ def build(
         typer.Option("--dtype", help="f32, f16 or bf16. [default: the checkpoint's own]"),
     ] = None,
     opset: OpsetOption = None,
+    padding_side: Annotated[
+        str,
+        typer.Option("--padding-side", help="Where the rows of a batch are padded: right or left."),
+    ] = "right",
+    last_token_logits: Annotated[
+        bool,
+        typer.Option(
+            "--last-token-logits",
+            help="Make the logits of each row's last token only: all that generating text needs.",
+        ),
+    ] = False,
+    quantize: QuantizeOption = None,
+    block_size: BlockSizeOption = None,
+    asymmetric: AsymmetricOption = False,
+    float_head: FloatHeadOption = False,
+    quantize_embeddings: EmbeddingsOption = False,
+    quantize_exclude: ExcludeOption = None,
+    accuracy_level: AccuracyOption = None,
     no_weights: Annotated[
         bool, typer.Option("--no-weights", help="Write the graphs only.")
     ] = False,
+    text_only: Annotated[
+        bool,
+        typer.Option(
+            "--text-only", help="Build the language model of a checkpoint for images or sound too."
+        ),
+    ] = False,
+    weights: Annotated[
+        str,
+        typer.Option(
+            "--weights",
+            metavar="[copy|reference]",
+            help="Write all weights, or let the graph point into the checkpoint's own files where "
+            "nothing changes. They are copied beside it; with OUT the folder that holds them, they "
+            "stay as they are.",
+        ),
+    ] = "copy",
     trace: TraceOption = False,
     report: ReportOption = None,
     revision: Annotated[
@@ -56,53 +102,79 @@ def build(
             "--allow-non-finite", help="Write weights that are NaN, infinite or overflow."
         ),
     ] = False,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Build MODEL for an execution provider and save it in OUT.
 
     Exit codes: 0 done, 1 an error, 2 wrong usage.
     """
-    with reported_errors(debug=debug):
+    quantization = quantization_of(
+        quantize,
+        block_size=block_size,
+        symmetric=False if asymmetric else None,
+        lm_head=False if float_head else None,
+        embeddings=quantize_embeddings or None,
+        exclude=None if quantize_exclude is None else tuple(quantize_exclude),
+        accuracy_level=accuracy_level,
+    )
+    with reported_errors(debug=debug, json_lines="build" if as_json else None) as reporter:
         import mobius
         from mobius.html_report import check_report_path, write_html_report
         from mobius.saving import check_target
 
         if report is not None:
             check_report_path(report)
-        target = check_target(out, overwrite=overwrite, source=model)
-        with _status(f"Building {model} for {ep}"):
+        target = check_target(out, overwrite=overwrite, source=model, weights=weights)
+        working = reporter.working(f"Building {model} for {ep}")
+        with working, reporter.downloading() as downloaded:
             package = mobius.build(
                 model,
                 execution_provider=ep,
                 dtype=dtype,
                 opset=opset,
+                padding_side=padding_side,
+                quantize=quantization,
+                last_token_logits=last_token_logits,
                 load_weights=not no_weights,
+                text_only=text_only,
                 revision=revision,
                 token=token,
                 cache_dir=cache_dir,
                 offline=offline,
+                progress=downloaded,
             )
         if trace:
             for key, each in package.reports.items():
                 stderr_console().print(report_view(key, each))
         package.allow_non_finite = allow_non_finite
-        with save_progress() as progress:
-            package.save(target, overwrite=overwrite, progress=progress)
+        with reporter.saving() as progress:
+            package.save(target, overwrite=overwrite, progress=progress, weights=weights)
         if report is not None:
             write_html_report(report, package.reports, title=f"{model} for {package.ep}")
-        typer.echo(_summary(package, model, out, target))
+        if as_json:
+            typer.echo(json.dumps(_as_json(package, model, target)))
+        else:
+            typer.echo(_summary(package, model, out, target))
 
 
-def _status(text: str) -> contextlib.AbstractContextManager[object]:
-    """Return a spinner on a terminal."""
-    console = stderr_console()
-    if not console.is_terminal:
-        return contextlib.nullcontext()
-    return console.status(escape(text))
+def _size(target: Path) -> int:
+    return sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+
+
+def _as_json(package: ModelPackage, model: str, target: Path) -> dict[str, Any]:
+    return {
+        "model": model,
+        "saved": str(target),
+        "ep": package.ep,
+        "dtype": None if package.dtype is None else package.dtype.name,
+        "bytes": _size(target),
+        "weights": package.is_loaded,
+    }
 
 
 def _summary(package: ModelPackage, model: str, out: Path, target: Path) -> str:
-    size = sum(path.stat().st_size for path in target.rglob("*") if path.is_file())
+    size = _size(target)
     dtype = "" if package.dtype is None else f" {package.dtype.name}"
     weights = "" if package.is_loaded else ", without weights"
     return f"Saved {model} for {package.ep}{dtype} in {out} ({size / 1e6:,.1f} MB{weights})"

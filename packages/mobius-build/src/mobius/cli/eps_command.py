@@ -5,30 +5,29 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from mobius.cli.console import DebugOption, reported_errors
+from mobius.cli.console import DebugOption, JsonOption, reported_errors
 
 if TYPE_CHECKING:
     import onnx_ir as ir
 
-    from mobius_eps import EpCapabilities, Lack
+    from mobius_eps import EpCapabilities
 
 __all__ = ["eps"]
 
 
 def eps(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="All capabilities as JSON instead of a table.")
-    ] = False,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """List the execution providers that models can be built for."""
-    with reported_errors(debug=debug):
+    with reported_errors(debug=debug, json_lines="eps" if as_json else None):
         from mobius_eps import ep_registry
 
         known = [ep_registry.require(name) for name in ep_registry.names()]
@@ -39,9 +38,9 @@ def eps(
 
 
 def _table(known: Iterable[EpCapabilities]) -> Table:
-    table = Table(title="Execution providers", title_justify="left")
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("EP", no_wrap=True)
-    for title in ("dtypes", "GQA", "packed QKV", "RoPE in GQA", "skip norm", "FusedMatMul"):
+    for title in ("dtypes", "GQA", "packed QKV", "RoPE in GQA", "skip norm", "fused MatMul"):
         table.add_column(title)
     for item in known:
         table.add_row(
@@ -68,7 +67,7 @@ def _mark(supported: bool) -> str:
     return "yes" if supported else "-"
 
 
-def _as_json(item: EpCapabilities | Lack) -> dict[str, Any]:
+def _as_json(item: Any) -> dict[str, Any]:
     return {field.name: _plain(getattr(item, field.name)) for field in dataclasses.fields(item)}
 
 
@@ -79,4 +78,6 @@ def _plain(value: Any) -> Any:
         return sorted(item.name if isinstance(item, ir.DataType) else item for item in value)
     if isinstance(value, tuple):
         return [_as_json(item) for item in value]
+    if dataclasses.is_dataclass(value):
+        return _as_json(value)
     return dict(value) if isinstance(value, Mapping) else value

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mobius.cli.console import DebugOption, reported_errors
+from mobius.cli.console import DebugOption, JsonOption, reported_errors
 from mobius.cli.report_view import (
     DtypeOption,
     EpOption,
@@ -29,7 +29,7 @@ def explain(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="An .onnx file, a package's folder, a hub id, or a folder in HuggingFace layout.",
+            help="An .onnx file, a package's folder, or a model as `mobius build` takes it.",
         ),
     ],
     ep: EpOption = "default",
@@ -39,7 +39,7 @@ def explain(
     every_node: Annotated[
         bool, typer.Option("--all", help="Name every node that is left alone.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
+    as_json: JsonOption = False,
     report: ReportOption = None,
     revision: Annotated[
         str | None, typer.Option("--revision", help="Branch, tag or commit on the hub.")
@@ -59,7 +59,7 @@ def explain(
 
     Exit codes: 0 done, 1 an error, 2 wrong usage.
     """
-    with reported_errors(debug=debug):
+    with reported_errors(debug=debug, json_lines="explain" if as_json else None):
         from mobius.explain import explain as explain_model
         from mobius.html_report import check_report_path, write_html_report
 

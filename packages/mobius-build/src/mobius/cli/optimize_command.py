@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from mobius.cli.console import DebugOption, reported_errors, save_progress, stderr_console
+from mobius.cli.console import DebugOption, JsonOption, reported_errors, stderr_console
 from mobius.cli.report_view import (
     DtypeOption,
     EpOption,
@@ -43,6 +44,7 @@ def optimize(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT.")] = False,
     trace: TraceOption = False,
     report: ReportOption = None,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Optimise an ONNX file for an execution provider.
@@ -52,13 +54,14 @@ def optimize(
 
     Exit codes: 0 done, 1 an error, 2 wrong usage.
     """
-    with reported_errors(debug=debug):
+    with reported_errors(debug=debug, json_lines="optimize" if as_json else None) as reporter:
         from mobius.html_report import check_report_path, write_html_report
         from mobius.optimize_file import optimize_file
 
         if report is not None:
             check_report_path(report)
-        with save_progress() as progress:
+        working = reporter.working(f"Optimising {source} for {ep}")
+        with working, reporter.saving() as progress:
             result = optimize_file(
                 source,
                 target,
@@ -75,7 +78,21 @@ def optimize(
         if report is not None:
             title = f"{source.name} for {result.report.ep}"
             write_html_report(report, {"model": result.report}, title=title)
-        typer.echo(_summary(source, result))
+        typer.echo(json.dumps(_as_json(source, result)) if as_json else _summary(source, result))
+
+
+def _as_json(source: Path, result: OptimizedFile) -> dict[str, Any]:
+    report = result.report
+    return {
+        "source": str(source),
+        "saved": str(result.path),
+        "data": None if result.data is None else str(result.data),
+        "shared": list(result.shared),
+        "ep": report.ep,
+        "dtype": report.dtype.name,
+        "nodes_before": report.nodes_before,
+        "nodes_after": report.nodes_after,
+    }
 
 
 def _summary(source: Path, result: OptimizedFile) -> str:

@@ -1,4 +1,7 @@
-"""`mobius verify A B`: two models on the same random inputs, the differences and an exit code."""
+"""`mobius verify A B`: two models on the same random inputs, the differences and an exit code.
+
+With `--against-hf`, a package and the checkpoint that it was built from, on a text.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mobius.cli.console import EXIT_ERROR, DebugOption, reported_errors
+from mobius.cli.console import EXIT_ERROR, DebugOption, JsonOption, reported_errors
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from mobius.quality import Quality
     from mobius.verify import OutputDifference, Verification
 
 __all__ = ["verify"]
@@ -24,7 +28,35 @@ def verify(
     a: Annotated[
         Path, typer.Argument(metavar="A", help="The reference: an .onnx file or package folder.")
     ],
-    b: Annotated[Path, typer.Argument(metavar="B", help="What is compared with it.")],
+    b: Annotated[Path | None, typer.Argument(metavar="B", help="What is compared with it.")] = None,
+    against_hf: Annotated[
+        str | None,
+        typer.Option(
+            "--against-hf",
+            metavar="CHECKPOINT",
+            help="In place of B: run this folder or hub id with transformers on a text, and show "
+            "what A makes of it.",
+        ),
+    ] = None,
+    text: Annotated[
+        Path | None,
+        typer.Option(
+            "--text", help="With --against-hf: a file with the text. [default: a short story]"
+        ),
+    ] = None,
+    most_tokens: Annotated[
+        int,
+        typer.Option("--most-tokens", min=2, help="With --against-hf: tokens that are read."),
+    ] = 512,
+    least_top1: Annotated[
+        float,
+        typer.Option(
+            "--least-top1",
+            min=0,
+            max=100,
+            help="With --against-hf: fail where fewer percent of the likeliest tokens agree.",
+        ),
+    ] = 0.0,
     batch: Annotated[int, typer.Option("--batch", min=1, help="Number of rows.")] = 2,
     sequence: Annotated[
         int, typer.Option("--sequence", min=1, help="Number of tokens of a prompt.")
@@ -83,19 +115,39 @@ def verify(
     every_output: Annotated[
         bool, typer.Option("--all", help="Show every output, not the worst ones only.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All of it as JSON.")] = False,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
-    """Run two models on the same random inputs and show the largest difference of each output.
+    """Run two models on the same inputs and show how far apart their results are.
+
+    A and B get the same random inputs, and the largest difference of each output is shown.
 
     Numbers are the same if they differ by at most atol + rtol * |A|. A decoder with a cache runs
     on a prompt and on one token after a filled cache, and both again with prompts that end in
     padding. Needs ONNX Runtime: pip install 'mobius-build[ort]'
 
+    With --against-hf A is compared with the checkpoint that it was built from: largest difference
+    of a logit, how often both find the same next token the likeliest, and perplexities. Needs
+    transformers and torch too.
+
     Exit codes: 0 the same, 1 different or an error (which is a panel), 2 wrong usage.
     """
+    if (b is None) == (against_hf is None):
+        raise typer.BadParameter("needs either a second model B or --against-hf CHECKPOINT")
+    if against_hf is not None:
+        with reported_errors(debug=debug, json_lines="verify" if as_json else None):
+            quality = _quality(a, against_hf, text, most_tokens, provider)
+            if as_json:
+                content = {"a": str(a), "reference": against_hf, **quality.to_dict()}
+                typer.echo(json.dumps(content, indent=2, allow_nan=False))
+            else:
+                _show_quality(quality)
+            if not quality.top1 * 100 >= least_top1:
+                raise typer.Exit(EXIT_ERROR)
+        return
+    assert b is not None
     dims, limits = _sizes(dim, "--dim"), _sizes(below, "--below")
-    with reported_errors(debug=debug):
+    with reported_errors(debug=debug, json_lines="verify" if as_json else None):
         from mobius.verify import VerifyOptions
         from mobius.verify import verify as verify_models
 
@@ -123,6 +175,44 @@ def verify(
             _show(verification, every_output=every_output)
         if not verification.same:
             raise typer.Exit(EXIT_ERROR)
+
+
+def _quality(
+    package: Path,
+    checkpoint: str,
+    text: Path | None,
+    most_tokens: int,
+    providers: list[str] | None,
+) -> Quality:
+    from mobius.ort import CPU
+    from mobius.quality import measure_quality, open_reference
+    from mobius.sources import SourceOptions
+
+    content = None if text is None else text.read_text(encoding="utf-8")
+    return measure_quality(
+        package,
+        open_reference(checkpoint, SourceOptions()),
+        text=content,
+        most_tokens=most_tokens,
+        providers=providers or (CPU,),
+    )
+
+
+def _show_quality(quality: Quality) -> None:
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+
+    tokens = f"{quality.tokens} random tokens" if quality.random else f"{quality.tokens} tokens"
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table.add_column(tokens)
+    table.add_column("Package", justify="right", no_wrap=True)
+    table.add_column("Reference", justify="right", no_wrap=True)
+    table.add_row("Perplexity", f"{quality.perplexity:.3f}", f"{quality.reference_perplexity:.3f}")
+    table.add_row("Same likeliest next token", f"{quality.top1:.1%}", "")
+    table.add_row("Largest difference of a logit", f"{quality.largest:.3g}", "")
+    table.add_row("Relative to the largest logit", f"{quality.relative:.3g}", "")
+    Console().print(table)
 
 
 def _sizes(pairs: list[str] | None, option: str) -> dict[str, int]:
@@ -186,7 +276,8 @@ def _table(rows: tuple[OutputDifference, ...], *, many_graphs: bool) -> Table:
     from rich.text import Text
 
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
-    for title in ("Output", "Run", "Shape", "dtype"):
+    table.add_column("Output", overflow="fold")
+    for title in ("Run", "Shape", "dtype"):
         table.add_column(title)
     for title in ("Max difference", "Relative", "Beyond"):
         table.add_column(title, justify="right", no_wrap=True)

@@ -11,6 +11,7 @@ from onnxscript import GraphBuilder, nn
 
 from mobius import __about__
 from mobius.package import ModelPackage
+from mobius.repeating_builder import RepeatingBuilder
 from mobius_components import ArchitectureConfig, set_build_dtype
 from mobius_eps import MobiusError, get_build_dtype
 
@@ -48,7 +49,7 @@ def build_graph(
     module = copy.deepcopy(module)
     set_build_dtype(module, get_build_dtype())
     graph = ir.Graph([], [], nodes=[], opset_imports={"": OPSET_VERSION}, name=name)
-    builder = GraphBuilder(graph)
+    builder = RepeatingBuilder(graph)
     trace(module, builder)
     for domain, _, _ in builder.functions:
         graph.opset_imports.setdefault(domain, 1)

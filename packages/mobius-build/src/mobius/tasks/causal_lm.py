@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
@@ -12,10 +13,12 @@ from mobius.tasks.base import build_graph
 from mobius_components import ArchitectureConfig
 from mobius_components.layers import LayerState, layer_states
 from mobius_eps import ep_capabilities, get_build_dtype
+from mobius_ir_rules.passes import InferShapes, SelectEarly
 
 MODEL_KEY = "model"
 
 
+@dataclasses.dataclass(frozen=True)
 class CausalLMTask:
     """Text generation.
 
@@ -28,7 +31,14 @@ class CausalLMTask:
 
     Outputs: `logits` float32 `[batch, sequence_length, vocab_size]`, and for each such input
     `present.N.key` and so on.
+
+    Attributes:
+        last_token_logits: `logits` are those of each row's last real token in the call,
+            `[batch, 1, vocab_size]`: all that generating text needs, and much less to compute. The
+            last layer works on that token alone behind its attention, where it can.
     """
+
+    last_token_logits: bool = False
 
     def build(self, module: nn.Module, config: ArchitectureConfig) -> ModelPackage:
         """Return a package with the one model `"model"`, whose role is `"decoder"`."""
@@ -40,10 +50,19 @@ class CausalLMTask:
             )
             position_ids = builder.input("position_ids", _INT64, ["batch", "sequence_length"])
             past = [_past(builder, config, layer) for layer in range(config.num_hidden_layers)]
-            logits, present = module(builder.op, input_ids, attention_mask, position_ids, past)
+            # Modules need to know the option only where it is used.
+            options = {"last_token_logits": True} if self.last_token_logits else {}
+            logits, present = module(
+                builder.op, input_ids, attention_mask, position_ids, past, **options
+            )
+            length = 1 if self.last_token_logits else "sequence_length"
+            logits.shape = ir.Shape(["batch", length, config.vocab_size])
             _declare_outputs(builder, config, logits, present)
 
         model = build_graph(module, config.model_type, trace)
+        if self.last_token_logits:
+            InferShapes()(model)
+            SelectEarly()(model)
         package = ModelPackage({MODEL_KEY: model}, roles={MODEL_KEY: "decoder"}, config=config)
         return package.with_build(ep=ep_capabilities(), dtype=get_build_dtype(), reports={})
 
@@ -66,7 +85,6 @@ def _declare_outputs(
     logits: ir.Value,
     present: Sequence[LayerState],
 ) -> None:
-    logits.shape = ir.Shape(["batch", "sequence_length", config.vocab_size])
     builder.add_output(logits, "logits")
     for layer, states in enumerate(present):
         for spec, value in zip(layer_states(config, layer), states, strict=True):

@@ -1,4 +1,4 @@
-"""`Linear`: `[..., in_features]` -> `[..., out_features]`."""
+"""`Linear`: `[..., in_features]` -> `[..., out_features]`; `Bias`: what is added to a product."""
 
 from __future__ import annotations
 
@@ -26,3 +26,15 @@ class Linear(nn.Module):
         """Return the projection of `x`."""
         y = op.MatMul(x, op.Transpose(self.weight, perm=[1, 0]))
         return y if self.bias is None else op.Add(y, self.bias)
+
+
+class Bias(nn.Module):
+    """`y = x + b`: what is left of a `Linear` whose weight is that of another module."""
+
+    def __init__(self, features: int) -> None:
+        super().__init__()
+        self.bias = Parameter([features])
+
+    def forward(self, op: OpBuilder, x: ir.Value) -> Any:
+        """Return `x` and the bias."""
+        return op.Add(x, self.bias)

@@ -13,19 +13,26 @@ from mobius_ir_rules.functions import masks
 
 
 def decoder_mask(
-    op: OpBuilder, attention_mask: ir.Value, position_ids: ir.Value, window: int | None
+    op: OpBuilder,
+    attention_mask: ir.Value,
+    position_ids: ir.Value,
+    window: int | None = None,
+    chunk: int | None = None,
 ) -> Any:
-    """Return the causal mask, bool `[B, 1, S, T]`, with a window where `window` is not `None`.
+    """Return the causal mask, bool `[B, 1, S, T]`, limited to a window or to chunks if asked.
 
     Args:
         op: Builder.
         attention_mask: int64 `[B, T]`, 1 for a real token, 0 for padding.
         position_ids: int64 `[B, S]`, see `mobius_ir_rules.functions.masks`.
         window: Tokens that a query sees, itself included.
+        chunk: Tokens of a chunk, of which a query sees its own only; not beside a window.
     """
     opset_version = op.version
     assert opset_version is not None
-    if window is None:
+    if chunk is not None:
+        mask = op.call(masks.chunked_mask(opset_version), attention_mask, position_ids, chunk=chunk)
+    elif window is None:
         mask = op.call(masks.causal_mask(opset_version), attention_mask, position_ids)
     else:
         function = masks.sliding_window_mask(opset_version)

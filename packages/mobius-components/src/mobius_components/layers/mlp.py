@@ -10,6 +10,8 @@ from onnxscript import OpBuilder, nn
 from mobius_components.activations import ACTIVATIONS
 from mobius_components.config import ArchitectureConfig
 from mobius_components.layers.linear import Linear
+from mobius_components.layers.scaled import scaled
+from mobius_components.multiplier_config import MultiplierConfig
 from mobius_components.parameter import Parameter
 
 
@@ -43,27 +45,30 @@ def _make_activation(config: ArchitectureConfig) -> Any:
 class GatedMLP(nn.Module):
     """`down(act(gate(x)) * up(x))`. Source: `transformers` `LlamaMLP`."""
 
-    def __init__(self, config: ArchitectureConfig) -> None:
+    def __init__(self, config: ArchitectureConfig, intermediate_size: int | None = None) -> None:
         super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        width, bias = config.hidden_size, config.mlp_bias
+        inner = intermediate_size or config.intermediate_size
         self.gate_proj = Linear(width, inner, bias=bias)
         self.up_proj = Linear(width, inner, bias=bias)
         self.down_proj = Linear(inner, width, bias=bias)
         self.act_fn = _make_activation(config)
+        self._factors = config.multipliers or MultiplierConfig()
 
     def forward(self, op: OpBuilder, x: ir.Value) -> Any:
         """Return the feed-forward output of `x`."""
-        return self.down_proj(
-            op, op.Mul(self.act_fn(op, self.gate_proj(op, x)), self.up_proj(op, x))
-        )
+        gate = scaled(op, self.gate_proj(op, x), self._factors.mlp_gate)
+        fed = self.down_proj(op, op.Mul(self.act_fn(op, gate), self.up_proj(op, x)))
+        return scaled(op, fed, self._factors.mlp_output)
 
 
 class MLP(nn.Module):
     """`down(act(up(x)))`. Source: `transformers` `Starcoder2MLP` and its like."""
 
-    def __init__(self, config: ArchitectureConfig) -> None:
+    def __init__(self, config: ArchitectureConfig, intermediate_size: int | None = None) -> None:
         super().__init__()
-        width, inner, bias = config.hidden_size, config.intermediate_size, config.mlp_bias
+        width, bias = config.hidden_size, config.mlp_bias
+        inner = intermediate_size or config.intermediate_size
         self.up_proj = Linear(width, inner, bias=bias)
         self.down_proj = Linear(inner, width, bias=bias)
         self.act_fn = _make_activation(config)
@@ -71,8 +76,3 @@ class MLP(nn.Module):
     def forward(self, op: OpBuilder, x: ir.Value) -> Any:
         """Return the feed-forward output of `x`."""
         return self.down_proj(op, self.act_fn(op, self.up_proj(op, x)))
-
-
-def make_mlp(config: ArchitectureConfig) -> nn.Module:
-    """Return the feed-forward layer that the configuration asks for."""
-    return GatedMLP(config) if config.mlp_gated else MLP(config)

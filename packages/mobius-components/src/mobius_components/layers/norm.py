@@ -15,18 +15,21 @@ _STASH_FLOAT32 = int(ir.DataType.FLOAT)
 
 
 class RMSNorm(nn.Module):
-    """`x / sqrt(mean(x^2) + eps) * weight`. Source: `transformers` `LlamaRMSNorm`."""
+    """`x / sqrt(mean(x^2) + eps) * weight`. Source: `transformers` `LlamaRMSNorm`.
 
-    def __init__(self, size: int, eps: float = 1e-6) -> None:
+    The operator needs a weight: without one (`Llama4TextL2Norm`) it is a constant of ones.
+    """
+
+    def __init__(self, size: int, eps: float = 1e-6, *, weight: bool = True) -> None:
         super().__init__()
-        self.weight = Parameter([size])
+        self.weight = Parameter([size]) if weight else None
+        self._size = size
         self._eps = eps
 
     def forward(self, op: OpBuilder, x: ir.Value) -> Any:
         """Return `x` normalised."""
-        return op.RMSNormalization(
-            x, self.weight, axis=-1, epsilon=self._eps, stash_type=_STASH_FLOAT32
-        )
+        weight = _ones(op, self._size, x) if self.weight is None else self.weight
+        return op.RMSNormalization(x, weight, axis=-1, epsilon=self._eps, stash_type=_STASH_FLOAT32)
 
 
 class LayerNorm(nn.Module):
@@ -46,13 +49,16 @@ class LayerNorm(nn.Module):
 
     def forward(self, op: OpBuilder, x: ir.Value) -> Any:
         """Return `x` normalised."""
-        weight: ir.Value | None = self.weight
-        if weight is None:
-            dtype = x.dtype or ir.DataType.FLOAT
-            ones = ir.tensor(np.ones(self._size, dtype.numpy()), dtype=dtype)
-            weight = op.initializer(ones, name="ones")
+        weight = _ones(op, self._size, x) if self.weight is None else self.weight
         inputs = [x, weight] if self.bias is None else [x, weight, self.bias]
         return op.LayerNormalization(*inputs, axis=-1, epsilon=self._eps, stash_type=_STASH_FLOAT32)
+
+
+def _ones(op: OpBuilder, size: int, like: ir.Value) -> ir.Value:
+    dtype = like.dtype or ir.DataType.FLOAT
+    ones = ir.tensor(np.ones(size, dtype.numpy()), dtype=dtype)
+    value: ir.Value = op.initializer(ones, name="ones")
+    return value
 
 
 class HeadWeight(nn.Module):
@@ -89,7 +95,7 @@ class EachHeadNorm(nn.Module):
 
 def make_norm(norm_type: str, size: int, eps: float) -> nn.Module:
     """Return the norm that `ArchitectureConfig.norm_type` names."""
-    if norm_type == "rms":
-        return RMSNorm(size, eps)
+    if norm_type in ("rms", "rms_plain"):
+        return RMSNorm(size, eps, weight=norm_type == "rms")
     plain = norm_type == "layer_plain"
     return LayerNorm(size, eps, weight=not plain, bias=norm_type == "layer")

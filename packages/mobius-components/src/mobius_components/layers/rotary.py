@@ -9,6 +9,7 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript import OpBuilder, nn
 
+from mobius_components.query_temperature_config import QueryTemperatureConfig
 from mobius_components.rotary_tables import (
     FloatArray,
     Frequencies,
@@ -28,7 +29,6 @@ class Rotation:
         position_ids: Rows of the tables, int64 `[B, S]`.
         rotary_dim: Width of the rotating part of a head.
         interleaved: Pairs are `(2i, 2i+1)` rather than `(i, i + rotary_dim / 2)`.
-        temperature: Factor of the queries, `[B, S, 1]`; `None` for none.
     """
 
     cos: ir.Value
@@ -36,7 +36,6 @@ class Rotation:
     position_ids: ir.Value
     rotary_dim: int
     interleaved: bool
-    temperature: ir.Value | None = None
 
     def __call__(self, op: OpBuilder, x: ir.Value, num_heads: int, head_size: int) -> Any:
         """Rotate `x`, `[B, S, num_heads * head_size]`."""
@@ -51,17 +50,23 @@ class Rotation:
             **partial,
         )
 
+    def rotate_heads(self, op: OpBuilder, x: ir.Value) -> Any:
+        """Rotate `x`, `[B, heads, S, rotary_dim]`."""
+        return op.RotaryEmbedding(
+            x, self.cos, self.sin, self.position_ids, interleaved=int(self.interleaved)
+        )
+
 
 def query_temperature(
-    op: OpBuilder, position_ids: ir.Value, beta: float, length: int, dtype: ir.DataType
+    op: OpBuilder, position_ids: ir.Value, config: QueryTemperatureConfig, dtype: ir.DataType
 ) -> Any:
-    """Return `1 + beta * log(1 + floor(position / length))`, `[B, S, 1]` of `dtype`.
-
-    Source: `transformers` `get_llama_4_attn_scale`.
-    """
+    """Return the factor of the queries, `[B, S, 1]` of `dtype`."""
+    positions = op.Unsqueeze(position_ids, [2])
+    if config.offset:
+        positions = op.Add(positions, config.offset)
     # Positions are not negative, so that the division of integers is the floor.
-    spans = op.Cast(op.Div(op.Unsqueeze(position_ids, [2]), length), to=ir.DataType.FLOAT)
-    factor = op.Add(op.Mul(op.Log(op.Add(spans, 1.0)), beta), 1.0)
+    spans = op.Cast(op.Div(positions, config.length), to=ir.DataType.FLOAT)
+    factor = op.Add(op.Mul(op.Log(op.Add(spans, 1.0)), config.beta), 1.0)
     return factor if dtype == ir.DataType.FLOAT else op.Cast(factor, to=dtype)
 
 

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from onnxscript import nn
 
 from mobius_components import ArchitectureConfig
-from mobius_components.config import ConfigError
+from mobius_components.config_error import ConfigError
 from mobius_components.models import CausalLMModel
 from mobius_hf.config import (
     ConfigFields,
@@ -23,6 +23,7 @@ from mobius_hf.config import (
 )
 from mobius_hf.errors import CheckpointConfigError
 from mobius_hf.rope import read_rope
+from mobius_hf.stacks import Stack
 from mobius_hf.transforms import Transform
 from mobius_hf.windows import Windows, same_for_all
 
@@ -47,6 +48,8 @@ class Architecture(abc.ABC):
             matches is applied. Names that match none are kept.
         transforms: What stored tensors must become, by parameter name; the first that fits is
             applied.
+        stacks: Parameters of experts that a checkpoint may list one by one.
+        further_layers: Checkpoints hold layers past the last one, which predict further tokens.
         embedding: Parameter of the embedding table.
         head: Parameter of the output head.
     """
@@ -60,6 +63,8 @@ class Architecture(abc.ABC):
     left_out: ClassVar[tuple[str, ...]] = ()
     renames: ClassVar[tuple[tuple[str, str], ...]] = ()
     transforms: ClassVar[tuple[Transform, ...]] = ()
+    stacks: ClassVar[tuple[Stack, ...]] = ()
+    further_layers: ClassVar[bool] = False
     embedding: ClassVar[str] = "model.embed_tokens.weight"
     head: ClassVar[str] = "lm_head.weight"
 
@@ -119,6 +124,15 @@ class Architecture(abc.ABC):
                 return renamed
         return tensor
 
+    def is_unused(self, parameter: str, config: ArchitectureConfig) -> bool:
+        """Return whether checkpoints may hold `parameter` although the model has none.
+
+        It may be of a layer past the last one, where the family has `further_layers`.
+        """
+        match = re.match(r"model\.layers\.(\d+)\.", parameter)
+        further = match is not None and int(match[1]) >= config.num_hidden_layers
+        return self.further_layers and further
+
 
 class DecoderArchitecture(Architecture):
     """A decoder with rotary positions, RMS norms and a gated feed-forward layer.
@@ -168,13 +182,17 @@ class DecoderArchitecture(Architecture):
             "partial_rotary_factor": rope.partial_rotary_factor,
         }
 
+    def feed_forward_size(self, fields: ConfigFields) -> int:
+        """Return the width of the feed-forward layer."""
+        return fields.integer("intermediate_size")
+
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the arguments that these families share."""
         windows = self.windows(fields)
         return {
             "vocab_size": fields.integer("vocab_size"),
             "hidden_size": fields.integer("hidden_size"),
-            "intermediate_size": fields.integer("intermediate_size"),
+            "intermediate_size": self.feed_forward_size(fields),
             "num_hidden_layers": fields.integer("num_hidden_layers"),
             "num_attention_heads": fields.integer("num_attention_heads"),
             "num_key_value_heads": fields.optional_integer("num_key_value_heads"),

@@ -39,7 +39,7 @@ class Cohere(DecoderArchitecture):
             "qk_norm_type": "layer_no_bias",
             "attention_bias": attention_bias,
             "attention_output_bias": attention_bias,
-            "logits_scaling": 1.0 / fields.number("logit_scale"),
+            "logits_scaling": fields.reciprocal("logit_scale"),
         }
 
 

@@ -36,7 +36,7 @@ class HyperCLOVAX(Llama):
             "layer_layout": "sandwich",
             "embedding_multiplier": fields.number("embedding_multiplier"),
             "residual_multiplier": fields.number("residual_multiplier"),
-            "logits_scaling": 1.0 / fields.number("logits_scaling"),
+            "logits_scaling": fields.reciprocal("logits_scaling"),
             "attention_scale": fields.value("attention_multiplier"),
         }
 

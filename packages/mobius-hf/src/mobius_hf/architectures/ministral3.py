@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
+from mobius_components.query_temperature_config import QueryTemperatureConfig
 from mobius_hf.architectures.mistral import Mistral
 from mobius_hf.config import ConfigFields
 from mobius_hf.rope import read_rope
@@ -38,7 +39,7 @@ class Ministral3(Mistral):
         return {
             "rope_theta": rope.theta,
             "rope_scaling": rope.scaling,
-            "query_temperature": (beta, length),
+            "query_temperature": QueryTemperatureConfig(beta=beta, length=length),
         }
 
 

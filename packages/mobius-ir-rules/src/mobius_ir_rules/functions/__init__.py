@@ -22,8 +22,14 @@ from mobius_ir_rules.functions.causal_conv_with_state import (
     CAUSAL_CONV_WITH_STATE,
     CAUSAL_CONV_WITH_STATE_BODY,
 )
-from mobius_ir_rules.functions.fast_gelu import FAST_GELU, fast_gelu
+from mobius_ir_rules.functions.fast_gelu import FAST_GELU, FAST_GELU_BODY
 from mobius_ir_rules.functions.fused_mat_mul import FUSED_MAT_MUL, fused_mat_mul
+from mobius_ir_rules.functions.gated_recurrence import GATED_RECURRENCE, gated_recurrence
+from mobius_ir_rules.functions.gather_block_quantized import (
+    GATHER_BLOCK_QUANTIZED,
+    GATHER_BLOCK_QUANTIZED_BODY,
+)
+from mobius_ir_rules.functions.gelu import GELU, gelu
 from mobius_ir_rules.functions.group_query_attention import (
     GROUP_QUERY_ATTENTION,
     GROUP_QUERY_ATTENTION_BODY,
@@ -31,8 +37,10 @@ from mobius_ir_rules.functions.group_query_attention import (
 from mobius_ir_rules.functions.linear_attention import LINEAR_ATTENTION, LINEAR_ATTENTION_BODY
 from mobius_ir_rules.functions.masks import (
     CAUSAL_MASK,
+    CHUNKED_MASK,
     SLIDING_WINDOW_MASK,
     causal_mask,
+    chunked_mask,
     sliding_window_mask,
 )
 from mobius_ir_rules.functions.mat_mul_n_bits import MAT_MUL_N_BITS, MAT_MUL_N_BITS_BODY
@@ -44,6 +52,9 @@ from mobius_ir_rules.functions.packed_multi_head_attention import (
 from mobius_ir_rules.functions.q_moe import Q_MOE, Q_MOE_BODY
 from mobius_ir_rules.functions.quick_gelu import QUICK_GELU, quick_gelu
 from mobius_ir_rules.functions.rotary_embedding import ROTARY_EMBEDDING, rotary_embedding
+from mobius_ir_rules.functions.routed_experts import ROUTED_EXPERTS, ROUTED_EXPERTS_BODY
+from mobius_ir_rules.functions.selective_scan import SELECTIVE_SCAN, selective_scan
+from mobius_ir_rules.functions.sink_attention import SINK_ATTENTION, SINK_ATTENTION_BODY
 from mobius_ir_rules.functions.skip_layer_normalization import (
     SKIP_LAYER_NORMALIZATION,
     skip_layer_normalization,
@@ -59,8 +70,12 @@ FUNCTIONS: Mapping[tuple[str, str], Callable[[int], ir.Function]] = MappingProxy
         BLOCK_DIAGONAL_MASK: block_diagonal_mask,
         CAUSAL_CONV_WITH_STATE: CAUSAL_CONV_WITH_STATE_BODY,
         CAUSAL_MASK: causal_mask,
-        FAST_GELU: fast_gelu,
+        CHUNKED_MASK: chunked_mask,
+        FAST_GELU: FAST_GELU_BODY,
         FUSED_MAT_MUL: fused_mat_mul,
+        GATHER_BLOCK_QUANTIZED: GATHER_BLOCK_QUANTIZED_BODY,
+        GATED_RECURRENCE: gated_recurrence,
+        GELU: gelu,
         GROUP_QUERY_ATTENTION: GROUP_QUERY_ATTENTION_BODY,
         LINEAR_ATTENTION: LINEAR_ATTENTION_BODY,
         MAT_MUL_N_BITS: MAT_MUL_N_BITS_BODY,
@@ -69,6 +84,9 @@ FUNCTIONS: Mapping[tuple[str, str], Callable[[int], ir.Function]] = MappingProxy
         QUICK_GELU: quick_gelu,
         Q_MOE: Q_MOE_BODY,
         ROTARY_EMBEDDING: rotary_embedding,
+        ROUTED_EXPERTS: ROUTED_EXPERTS_BODY,
+        SINK_ATTENTION: SINK_ATTENTION_BODY,
+        SELECTIVE_SCAN: selective_scan,
         SKIP_LAYER_NORMALIZATION: skip_layer_normalization,
         SKIP_SIMPLIFIED_LAYER_NORMALIZATION: skip_simplified_layer_normalization,
         SLIDING_WINDOW_MASK: sliding_window_mask,

@@ -95,3 +95,25 @@ def root_of_mean_square(op: OpBuilder, x: ir.Value, opset_version: int) -> Any:
     """Return `sqrt(mean(x^2) + epsilon)` over the last axis, epsilon the function's attribute."""
     mean_square = mean_of_last_axis(op, op.Mul(x, x), opset_version)
     return op.Sqrt(op.Add(mean_square, float_attribute(op, "epsilon")))
+
+
+class Integers:
+    """The int64 constants of one body: each is made once, however often it is asked for."""
+
+    def __init__(self, op: OpBuilder) -> None:
+        """Make constants on `op`."""
+        self._op = op
+        self._scalars: dict[int, Any] = {}
+        self._vectors: dict[tuple[int, ...], Any] = {}
+
+    def scalar(self, number: int) -> Any:
+        """Return a constant without axes."""
+        if number not in self._scalars:
+            self._scalars[number] = self._op.Constant(value_int=number)
+        return self._scalars[number]
+
+    def vector(self, *numbers: int) -> Any:
+        """Return a constant with one axis."""
+        if numbers not in self._vectors:
+            self._vectors[numbers] = self._op.Constant(value_ints=list(numbers))
+        return self._vectors[numbers]

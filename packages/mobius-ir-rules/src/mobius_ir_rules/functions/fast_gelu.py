@@ -1,37 +1,59 @@
-"""Body of `com.microsoft::FastGelu`: `Y = Gelu(X + bias)`, the tanh approximation.
+"""Bodies of `com.microsoft::FastGelu`: `Y = Gelu(X + bias)`, the tanh approximation.
 
 `X` has shape `[..., hidden]`, `bias` `[hidden]`; both, and `Y`, have one float type. `bias` is
-optional for the operator but not for the body: a body cannot ask whether an input was given.
+optional: a body is made for the call, with it or without.
 """
 
 from __future__ import annotations
 
-import math
+import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import onnx_ir as ir
 from onnxscript import OpBuilder
 
-from mobius_ir_rules.functions.body import make_function
+from mobius_ir_rules.functions.calls import CallBody, given_inputs, make_call_body, require_inputs
+from mobius_ir_rules.functions.gelu import tanh_gelu
 from mobius_ir_rules.values import MICROSOFT
 
 FAST_GELU = (MICROSOFT, "FastGelu")
 
+_INPUTS = ("X", "bias")
 
-def fast_gelu(opset_version: int) -> ir.Function:
-    """Return the two-input body of FastGelu for `opset_version`."""
 
-    def body(op: OpBuilder, x: ir.Value, bias: ir.Value) -> Any:
-        total = op.Add(x, bias)
-        if opset_version >= 20:
-            return op.Gelu(total, approximate="tanh")
+@dataclasses.dataclass(frozen=True)
+class FastGeluForm:
+    """What a call of FastGelu looks like.
 
-        def constant(value: float) -> Any:
-            return op.CastLike(op.Constant(value_float=value), total)
+    Attributes:
+        given: Names of the inputs that it gives.
+    """
 
-        # x + 0.044715 x^3 as x (1 + 0.044715 x^2): one multiplication fewer.
-        cubic = op.Add(op.Mul(op.Mul(total, total), constant(0.044715)), constant(1.0))
-        inner = op.Mul(op.Mul(total, cubic), constant(math.sqrt(2.0 / math.pi)))
-        return op.Mul(op.Mul(total, constant(0.5)), op.Add(op.Tanh(inner), constant(1.0)))
+    given: tuple[str, ...]
 
-    return make_function(FAST_GELU, ["X", "bias"], ["Y"], [], body, opset_version)
+
+def read_fast_gelu(node: ir.Node) -> FastGeluForm:
+    """Return the form of a call.
+
+    Raises:
+        RefusedError: If the call lacks `X`, or has more inputs than the operator.
+    """
+    given = given_inputs(node, _INPUTS)
+    require_inputs(node, given, ("X",))
+    return FastGeluForm(given)
+
+
+def fast_gelu(form: FastGeluForm, opset_version: int) -> ir.Function:
+    """Return the body of a form for `opset_version`."""
+
+    def body(op: OpBuilder, inputs: Mapping[str, ir.Value]) -> Any:
+        x = inputs["X"]
+        total = op.Add(x, inputs["bias"]) if "bias" in inputs else x
+        return tanh_gelu(op, total, opset_version)
+
+    return make_call_body(FAST_GELU, _INPUTS, form.given, ["Y"], [], body, opset_version)
+
+
+FAST_GELU_BODY = CallBody(read_fast_gelu, fast_gelu)
+"""The row of FastGelu in the table of bodies."""

@@ -3,7 +3,7 @@
     output, present_state = LinearAttention(query, key, value, past_state, decay, beta;
                                             q_num_heads, kv_num_heads, update_rule, scale)
 
-Everything is packed: `query` is `[B, T, q_heads * dk]`, `key` `[B, T, kv_heads * dk]`, `value`
+Everything is packed: `query` is `[B, T, q_heads * dk]`, `key` `[B, T, k_heads * dk]`, `value`
 `[B, T, kv_heads * dv]`, `decay` `[B, T, kv_heads * dk]` or `[B, T, kv_heads]`, in log space, `beta`
 `[B, T, kv_heads]` or `[B, T, 1]`; states are `[B, kv_heads, dk, dv]`, zeros when not given. For
 each token in turn, with `k v^T` the outer product:
@@ -16,7 +16,8 @@ each token in turn, with `k v^T` the outer product:
 | gated_delta | `S = exp(g) S`, then as delta |
 
 and the output is `scale * S^T q`, for each query head, or, where there are fewer of those, for each
-key/value head.
+key/value head. A key serves `kv_heads / k_heads` states; the schema's text has as many keys as
+states, its kernels (CPU, CUDA, WebGPU, MLX) find `k_heads` from the widths, and so does the body.
 
 **Form.** One `Loop` over tokens that carries the state, or straight-line nodes where the call says
 that there is one token. That is the operator's definition, so it is right for every decay; a form
@@ -41,6 +42,7 @@ from mobius_ir_rules.functions.calls import (
     refuse_inputs,
     require_inputs,
 )
+from mobius_ir_rules.functions.token_loop import each_token, unstacked
 from mobius_ir_rules.rule import refuse
 from mobius_ir_rules.values import (
     MICROSOFT,
@@ -63,12 +65,14 @@ _RULES = ("linear", "gated", "delta", "gated_delta")
 class LinearAttentionForm:
     """What decides the nodes of the body.
 
-    `scale` 0 is one over the root of the head size; `single` says that there is one token.
+    `k_heads` is `kv_heads` where the widths are unknown; `scale` 0 is one over the root of the head
+    size; `single` says that there is one token.
     """
 
     given: tuple[str, ...]
     outputs: int
     q_heads: int
+    k_heads: int
     kv_heads: int
     update_rule: str
     scale: float
@@ -107,12 +111,29 @@ def read_linear_attention(node: ir.Node) -> LinearAttentionForm:
         given=given,
         outputs=len(node.outputs),
         q_heads=q_heads,
+        k_heads=_key_heads(node, q_heads, kv_heads),
         kv_heads=kv_heads,
         update_rule=update_rule,
         scale=float_attribute(node, "scale", 0.0),
         chunk_size=int_attribute(node, "chunk_size", 64),
         single=static_dim(input_at(node, 0), 1) == 1,
     )
+
+
+def _key_heads(node: ir.Node, q_heads: int, kv_heads: int) -> int:
+    """Return how many keys a token has, as the kernels find it."""
+    query, key = (static_dim(input_at(node, index), 2) for index in (0, 1))
+    if query is None or key is None:
+        return kv_heads
+    heads, rest = divmod(key * q_heads, query)
+    if rest or not heads or kv_heads % heads:
+        refuse(
+            f"{describe_node(node)} has keys of width {key} beside {q_heads} queries of width "
+            f"{query} together; a number of keys that divides the {kv_heads} key/value heads is "
+            "needed.",
+            node,
+        )
+    return heads
 
 
 def build_linear_attention(form: LinearAttentionForm, opset_version: int) -> ir.Function:
@@ -157,10 +178,8 @@ def _attend(
         state, attended = _update(op, step, state)
         stacked = op.Unsqueeze(attended, _ints(op, 0))
     else:
-        state, stacked = _loop(op, tokens, state)
-        # A loop stacks what it scans; ONNX's reference evaluator (1.23) joins it along axis 0.
-        shape = op.Concat(op.Shape(tokens["query"], end=4), _ints(op, -1), axis=0)
-        stacked = op.Reshape(stacked, shape)
+        state, stacked = each_token(op, tokens, state, _update, rank=4)
+        stacked = unstacked(op, stacked, tokens["query"], 4)
     # [T, B, kv_heads, group, dv] -> [B, T, heads * dv]
     flat = op.Reshape(op.Transpose(stacked, perm=[1, 0, 2, 3, 4]), _ints(op, 0, 0, -1))
     return flat, state
@@ -171,11 +190,13 @@ def _prepare(
 ) -> tuple[dict[str, Any], Any]:
     """Return what each token brings, tokens first and ready for `_update`; and the first state."""
     rows, columns = _ints(op, 3), _ints(op, 4)
+    heads = {"query": form.q_heads, "key": form.k_heads}
     split = {
-        name: _token_major(op, inputs[name], form.q_heads if name == "query" else form.kv_heads)
+        name: _token_major(op, inputs[name], heads.get(name, form.kv_heads))
         for name in ("query", "key", "value", "decay")
         if name in form.given
     }
+    split["key"] = _repeat_heads(op, split["key"], form.kv_heads // form.k_heads)
     tokens: dict[str, Any] = {
         "query": _group_queries(op, form, split["query"]),
         "key": op.Unsqueeze(split["key"], columns),
@@ -193,36 +214,6 @@ def _prepare(
     sizes = [op.Shape(split[name], start=3) for name in ("key", "value")]
     shape = op.Concat(op.Shape(split["key"], start=1, end=3), *sizes, axis=0)
     return tokens, op.Expand(_float(op, 0.0), shape)
-
-
-def _loop(op: OpBuilder, tokens: Mapping[str, Any], state: Any) -> tuple[Any, Any]:
-    """Return the state after all tokens, and their outputs stacked."""
-    scalar = ir.Shape([])
-    index = ir.Value(name="token", type=ir.TensorType(ir.DataType.INT64), shape=scalar)
-    going = ir.Value(name="going", type=ir.TensorType(ir.DataType.BOOL), shape=scalar)
-    carried = ir.Value(
-        name="state", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([None] * 4)
-    )
-
-    def body(inner: OpBuilder, token: Any, keep_going: Any, before: Any) -> Any:
-        step = {name: inner.Gather(value, token, axis=0) for name, value in tokens.items()}
-        after, attended = _update(inner, step, before)
-        return inner.Identity(keep_going), after, attended
-
-    outputs = [
-        ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([None] * rank))
-        for name, dtype, rank in (
-            ("still_going", ir.DataType.BOOL, 0),
-            ("next_state", ir.DataType.FLOAT, 4),
-            ("attended", ir.DataType.FLOAT, 4),
-        )
-    ]
-    graph = op.builder.subgraph(body, [index, going, carried], outputs, name="each_token")
-    count = op.Squeeze(op.Shape(tokens["key"], start=0, end=1))
-    last, stacked = op.Loop(
-        count, op.Constant(value=ir.tensor(True)), state, body=graph, _outputs=2
-    )
-    return last, stacked
 
 
 def _update(op: OpBuilder, step: Mapping[str, Any], state: Any) -> tuple[Any, Any]:
@@ -258,10 +249,17 @@ def _group_queries(op: OpBuilder, form: LinearAttentionForm, query: Any) -> Any:
     if form.q_heads >= form.kv_heads:
         group = form.q_heads // form.kv_heads
         return op.Reshape(scaled, _ints(op, 0, 0, form.kv_heads, group, -1))
-    # A query head serves several key/value heads.
-    copies = form.kv_heads // form.q_heads
-    repeated = op.Expand(op.Unsqueeze(scaled, _ints(op, 3)), _ints(op, 1, 1, 1, copies, 1))
-    return op.Reshape(repeated, _ints(op, 0, 0, form.kv_heads, 1, -1))
+    repeated = _repeat_heads(op, scaled, form.kv_heads // form.q_heads)
+    return op.Unsqueeze(repeated, _ints(op, 3))
+
+
+def _repeat_heads(op: OpBuilder, x: Any, copies: int) -> Any:
+    """`[T, B, heads, d]` -> `[T, B, heads * copies, d]`, copies of a head side by side."""
+    if copies == 1:
+        return x
+    shape = op.Concat(op.Shape(x, end=2), _ints(op, -1), op.Shape(x, start=3), axis=0)
+    repeated = op.Expand(op.Unsqueeze(x, _ints(op, 3)), _ints(op, 1, 1, 1, copies, 1))
+    return op.Reshape(repeated, shape)
 
 
 def _ints(op: OpBuilder, *values: int) -> Any:

@@ -18,7 +18,8 @@ The operators' contract:
   on it: rotary positions fed by the same value are the positions that `GroupQueryAttention`
   computes by itself.
 * A window counts real tokens, the current one included, as if the row ran alone: padding between
-  prompt and continuation does not shorten it.
+  prompt and continuation does not shorten it. So do chunks, the first of which begins with the
+  first real token.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from onnxscript import OpBuilder, build_function
 DOMAIN = "mobius.mask"
 CAUSAL_MASK = (DOMAIN, "CausalMask")
 SLIDING_WINDOW_MASK = (DOMAIN, "SlidingWindowMask")
+CHUNKED_MASK = (DOMAIN, "ChunkedMask")
 
 
 def causal_mask(opset_version: int) -> ir.Function:
@@ -47,22 +49,53 @@ def sliding_window_mask(opset_version: int) -> ir.Function:
 
     def body(op: OpBuilder, attention_mask: ir.Value, position_ids: ir.Value) -> Any:
         visible = _visible(op, attention_mask, position_ids)
-        index = op.CumSum(attention_mask, op.Constant(value_int=1))
-        query_index = op.Slice(
-            index,
-            op.Neg(op.Shape(position_ids, start=1, end=2)),
-            op.Constant(value_ints=[2**31 - 1]),
-            op.Constant(value_ints=[1]),
-        )
-        distance = op.Sub(
-            op.Unsqueeze(query_index, op.Constant(value_ints=[1, 3])),
-            op.Unsqueeze(index, op.Constant(value_ints=[1, 2])),
+        queries, keys = _numbers(
+            op, op.CumSum(attention_mask, op.Constant(value_int=1)), position_ids
         )
         window = op.Constant(value_int=ir.RefAttr("value_int", "window", ir.AttributeType.INT))
-        return op.And(visible, op.Less(distance, window))
+        return op.And(visible, op.Less(op.Sub(queries, keys), window))
 
     attributes = [ir.Attr("window", ir.AttributeType.INT, None)]
     return _mask_function(SLIDING_WINDOW_MASK, body, attributes, opset_version)
+
+
+def chunked_mask(opset_version: int) -> ir.Function:
+    """Return `ChunkedMask(attention_mask, position_ids; chunk) -> mask`.
+
+    A query sees the tokens of its own chunk: those whose index among the real ones, divided by
+    `chunk`, is the same. `chunk` has no default.
+    Source: `transformers.masking_utils.chunked_overlay`.
+    """
+
+    def body(op: OpBuilder, attention_mask: ir.Value, position_ids: ir.Value) -> Any:
+        visible = _visible(op, attention_mask, position_ids)
+        one = op.Constant(value_int=1)
+        # Padding on the left has the index -1, and a chunk with the first token or without:
+        # nobody sees it either way.
+        index = op.Sub(op.CumSum(attention_mask, one), one)
+        chunk = op.Constant(value_int=ir.RefAttr("value_int", "chunk", ir.AttributeType.INT))
+        queries, keys = _numbers(op, op.Div(index, chunk), position_ids)
+        return op.And(visible, op.Equal(queries, keys))
+
+    attributes = [ir.Attr("chunk", ir.AttributeType.INT, None)]
+    return _mask_function(CHUNKED_MASK, body, attributes, opset_version)
+
+
+def _numbers(op: OpBuilder, numbers: ir.Value, position_ids: ir.Value) -> tuple[Any, Any]:
+    """Return the numbers of slots, `[B, T]`, as those of queries and keys.
+
+    They are `[B, 1, S, 1]` and `[B, 1, 1, T]`: the last S slots are the queries'.
+    """
+    query_numbers = op.Slice(
+        numbers,
+        op.Neg(op.Shape(position_ids, start=1, end=2)),
+        op.Constant(value_ints=[2**31 - 1]),
+        op.Constant(value_ints=[1]),
+    )
+    return (
+        op.Unsqueeze(query_numbers, op.Constant(value_ints=[1, 3])),
+        op.Unsqueeze(numbers, op.Constant(value_ints=[1, 2])),
+    )
 
 
 def _visible(op: OpBuilder, attention_mask: ir.Value, position_ids: ir.Value) -> Any:

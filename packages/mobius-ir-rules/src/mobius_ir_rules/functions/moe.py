@@ -6,14 +6,8 @@
 `input` is `[tokens, hidden]` or `[batch, sequence, hidden]`, `router_probs` `[tokens, experts]`:
 logits, of which the softmax over all experts is the routing weight, divided by the sum of the `k`
 best with `normalize_routing_weights`. Expert weights are `[experts, out, in]`, biases
-`[experts, out]`. What an expert computes is in `mobius_ir_rules.functions.experts`.
-
-**Cost.** There are `P = tokens * k` pairs of a token and an expert. The pairs of one expert are
-laid out in tiles of `B = ceil(P / active experts)` rows, each tile with a copy of the weights of
-its expert, and the tiles are one batched product. An expert with `c` pairs takes `ceil(c / B)`
-tiles, so whatever the router says there are less than twice as many tiles as active experts, and
-less than `2 P + active experts` rows; in decoding (one token) exactly `k` experts of one row. The
-number of nodes depends on nothing, and there is no loop.
+`[experts, out]`. What an expert computes is in `mobius_ir_rules.functions.expert_activation`, what
+the mixture costs in `mobius_ir_rules.functions.experts`.
 
 The routing is computed in float32, the experts in the type of `input`.
 """
@@ -34,13 +28,12 @@ from mobius_ir_rules.functions.calls import (
     refuse_attributes,
     require_inputs,
 )
-from mobius_ir_rules.functions.experts import (
+from mobius_ir_rules.functions.expert_activation import (
     Activation,
-    Tiles,
     activation_attributes,
     read_activation,
-    routed_experts,
 )
+from mobius_ir_rules.functions.experts import Tiles, every_expert, mixture, softmax_route
 from mobius_ir_rules.values import MICROSOFT, int_attribute
 
 MOE = (MICROSOFT, "MoE")
@@ -92,14 +85,17 @@ def build_moe(form: MoeForm, opset_version: int) -> ir.Function:
         def weights(op: OpBuilder, layer: str, tiles: Tiles) -> Any:
             return op.Gather(inputs[f"{layer}_experts_weights"], tiles.expert)
 
-        return routed_experts(
+        logits = inputs["router_probs"]
+        chosen, share = softmax_route(op, logits, None, form.k, form.normalize)
+        return mixture(
             op,
             inputs["input"],
-            inputs["router_probs"],
+            chosen,
+            op.CastLike(share, inputs["input"]),
+            every_expert(op, op.Shape(logits, start=1)),
             {name[:3]: value for name, value in inputs.items() if name.endswith("_bias")},
             weights,
             k=form.k,
-            normalize=form.normalize,
             activation=form.activation,
             separate_gate="fc3_experts_weights" in form.given,
         )

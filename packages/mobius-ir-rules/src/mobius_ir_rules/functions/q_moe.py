@@ -33,13 +33,12 @@ from mobius_ir_rules.functions.calls import (
     refuse_inputs,
     require_inputs,
 )
-from mobius_ir_rules.functions.experts import (
+from mobius_ir_rules.functions.expert_activation import (
     Activation,
-    Tiles,
     activation_attributes,
     read_activation,
-    routed_experts,
 )
+from mobius_ir_rules.functions.experts import Tiles, every_expert, mixture, softmax_route
 from mobius_ir_rules.rule import refuse
 from mobius_ir_rules.values import MICROSOFT, describe_node, int_attribute, string_attribute
 
@@ -137,17 +136,20 @@ def build_q_moe(form: QMoeForm, opset_version: int) -> ir.Function:
         def weights(op: OpBuilder, layer: str, tiles: Tiles) -> Any:
             return _tile_weights(op, form, inputs, layer, tiles.expert)
 
-        return routed_experts(
+        logits = inputs["router_probs"]
+        mixing = inputs.get("router_weights")
+        chosen, share = softmax_route(op, logits, mixing, form.k, form.normalize)
+        return mixture(
             op,
             inputs["input"],
-            inputs["router_probs"],
+            chosen,
+            op.CastLike(share, inputs["input"]),
+            every_expert(op, op.Shape(logits, start=1)),
             {name[:3]: value for name, value in inputs.items() if name.endswith("_bias")},
             weights,
             k=form.k,
-            normalize=form.normalize,
             activation=form.activation,
             separate_gate=form.separate_gate,
-            router_weights=inputs.get("router_weights"),
         )
 
     attributes = [

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NoReturn
 
 import onnx_ir as ir
 
+from mobius_ir_rules.functions.sink_attention import SINK_ATTENTION
 from mobius_ir_rules.rule import refuse
 from mobius_ir_rules.values import (
+    MICROSOFT,
     describe_node,
     describe_value,
     input_at,
@@ -16,6 +19,9 @@ from mobius_ir_rules.values import (
     output_at,
     static_dim,
 )
+
+ATTENTIONS = (("", "Attention"), SINK_ATTENTION, (MICROSOFT, "GroupQueryAttention"))
+"""Operators that attend and give back a cache."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,7 +34,7 @@ class Heads:
 
 
 def cache_of(node: ir.Node) -> tuple[ir.Value, ir.Value]:
-    """Return past_key and past_value; prove that only this node and the caller see the cache.
+    """Return past_key and past_value; prove that both presents are given back.
 
     Raises:
         RefusedError: Where that is not proved.
@@ -36,12 +42,6 @@ def cache_of(node: ir.Node) -> tuple[ir.Value, ir.Value]:
     past_key, past_value = input_at(node, 4), input_at(node, 5)
     if past_key is None or past_value is None:
         refuse(f"{describe_node(node)} has no past_key and past_value pair; both are needed.", node)
-    if input_at(node, 6) is not None:
-        refuse(
-            f"{describe_node(node)} has the input nonpad_kv_seqlen; none is needed, because "
-            "GroupQueryAttention appends to the cache itself.",
-            node,
-        )
     for role, index in (("present_key", 1), ("present_value", 2)):
         present = output_at(node, index)
         if present is None or not is_used(present):
@@ -50,15 +50,27 @@ def cache_of(node: ir.Node) -> tuple[ir.Value, ir.Value]:
                 "outputs are needed, because the past is given.",
                 node,
             )
-        if present.uses():
-            reader = next(iter(present.uses())).node
+    return past_key, past_value
+
+
+def require_unseen_cache(node: ir.Node) -> None:
+    """Prove that nobody but the node and the caller sees the cache.
+
+    Raises:
+        RefusedError: Where somebody does, or where there is no cache.
+    """
+    pasts = cache_of(node)
+    for role, index in (("present_key", 1), ("present_value", 2)):
+        for use in node.outputs[index].uses():
             refuse(
-                f"The output {role} of {describe_node(node)} is read by {describe_node(reader)}; "
+                f"The output {role} of {describe_node(node)} is read by {describe_node(use.node)}; "
                 "it must only leave the graph, because GroupQueryAttention lays out the cache of "
                 "padded rows differently.",
                 node,
+                # Models whose layers share keys are not to be had otherwise.
+                inherent=(use.node.domain, use.node.op_type) in ATTENTIONS,
             )
-    for role, past in (("past_key", past_key), ("past_value", past_value)):
+    for role, past in zip(("past_key", "past_value"), pasts, strict=True):
         readers = [use.node for use in past.uses() if use.node is not node]
         if not past.is_graph_input() or readers:
             found = describe_value(past)
@@ -70,7 +82,20 @@ def cache_of(node: ir.Node) -> tuple[ir.Value, ir.Value]:
                 "padded rows differently.",
                 node,
             )
-    return past_key, past_value
+
+
+def refuse_unequal_sizes(node: ir.Node, key: int | None, value: int | None) -> NoReturn:
+    """Refuse heads of key and value that differ in size.
+
+    Raises:
+        RefusedError: Always.
+    """
+    refuse(
+        f"The head sizes of key and value of {describe_node(node)} are {key} and {value}; equal "
+        "ones are needed.",
+        node,
+        inherent=True,
+    )
 
 
 def heads_of(
@@ -103,13 +128,11 @@ def heads_of(
             node,
         )
     if sizes[2] != size:
-        refuse(
-            f"The head sizes of key and value of {describe_node(node)} are {size} and "
-            f"{sizes[2]}; equal ones are needed.",
-            node,
-        )
+        refuse_unequal_sizes(node, size, sizes[2])
     if size % 8:
         refuse(
-            f"The head size of {describe_node(node)} is {size}; a multiple of 8 is needed.", node
+            f"The head size of {describe_node(node)} is {size}; a multiple of 8 is needed.",
+            node,
+            inherent=True,
         )
     return Heads(query_heads, heads, size)

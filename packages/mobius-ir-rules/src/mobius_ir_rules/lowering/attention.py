@@ -37,7 +37,7 @@ import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.lowering._constants import make_scalar
-from mobius_ir_rules.rule import Plan, Rule, refuse
+from mobius_ir_rules.rule import Plan, Rule, refuse, standard
 from mobius_ir_rules.values import (
     Declaration,
     describe_value,
@@ -91,6 +91,11 @@ class AttentionToPrimitives(Rule):
     """Decompose one Attention node, 3-D or 4-D, with or without cache and mask."""
 
     roots = (("", "Attention"),)
+    emits = (
+        *standard("Add", "And", "Cast", "Concat", "Div", "Identity", "Less", "LessOrEqual"),
+        *standard("MatMul", "Mul", "Range", "ReduceMax", "Reshape", "Shape", "Softmax"),
+        *standard("Squeeze", "Tanh", "Transpose", "Unsqueeze", "Where"),
+    )
 
     def plan(self, node: ir.Node) -> AttentionPlan:
         """Read the node; refuse what the primitives would not compute the same."""

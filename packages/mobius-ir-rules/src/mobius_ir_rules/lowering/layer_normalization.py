@@ -40,7 +40,7 @@ from mobius_ir_rules.lowering._normalization import (
     statistics_dtype,
     statistics_shape,
 )
-from mobius_ir_rules.rule import Plan, Rule, refuse
+from mobius_ir_rules.rule import Plan, Rule, refuse, standard
 from mobius_ir_rules.values import (
     describe_node,
     describe_value,
@@ -76,6 +76,7 @@ class LayerNormalizationToPrimitives(Rule):
     """Decompose one LayerNormalization node over any trailing axes, with its statistics."""
 
     roots = (("", "LayerNormalization"),)
+    emits = standard("Add", "Cast", "Mul", "Reciprocal", "ReduceSum", "Sqrt", "Sub")
 
     def plan(self, node: ir.Node) -> _LayerNormalizationPlan | None:
         """Read the node; refuse where types, the axes or their size are not known."""

@@ -17,8 +17,9 @@ y = MatMul (a, Transpose <perm = [1, 0]> (w))
 ```
 
 `b_uint4` is `[N, K]`: for 8 bits uint8, for 4 bits UINT4, which is how ONNX stores the very bytes
-of `b`. Both are computed lazily from `b`, loaded or not. Zero points that MatMulNBits leaves out,
-the middle of the range, are written out, because DequantizeLinear takes 0 for them.
+of `b`. Where MatMulNBits leaves out the zero points, they are the middle of the range; those of
+DequantizeLinear are 0. So the integers are stored less the middle then, as INT4 or INT8, which is
+the only form that some runtimes take. All are computed lazily from `b`, loaded or not.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ from mobius_ir_rules.functions.mat_mul_n_bits import (
     read_mat_mul_n_bits,
 )
 from mobius_ir_rules.lazy import DerivedTensor, expression_of
-from mobius_ir_rules.packed_integers import Nibbles
-from mobius_ir_rules.rule import Plan, Rule, refuse
+from mobius_ir_rules.packed_integers import Centred, Nibbles
+from mobius_ir_rules.rule import Plan, Rule, refuse, standard
 from mobius_ir_rules.values import (
     describe_node,
     describe_value,
@@ -50,6 +51,7 @@ from mobius_ir_rules.values import (
 
 _OPSET = 21
 _TYPES = {4: ir.DataType.UINT4, 8: ir.DataType.UINT8}
+_CENTRED = {4: ir.DataType.INT4, 8: ir.DataType.INT8}
 
 
 def mat_mul_n_bits_to_dequantize_rules() -> list[RewriteRule]:
@@ -69,6 +71,7 @@ class MatMulNBitsToDequantize(Rule):
     """Take one MatMulNBits with a weight of 4 or 8 bits apart."""
 
     roots = (MAT_MUL_N_BITS,)
+    emits = standard("Add", "DequantizeLinear", "MatMul", "Transpose")
 
     def plan(self, node: ir.Node) -> _DequantizePlan:
         """Prove that weight and zero points are constants in a layout that can be rewritten."""
@@ -104,33 +107,27 @@ class MatMulNBitsToDequantize(Rule):
                     node,
                 )
             packed = _constant(node, "zero_points", input_at(node, 3))
-            zero_points = _integers(packed, form.n, form.blocks, form.bits)
+            zero_points = _integers(packed, form.n, form.blocks, form.bits, centred=False)
         value = node.inputs[1]
         assert value is not None
         return _DequantizePlan(
             root=node,
             replaced=(node.outputs[0],),
             form=form,
-            weight=_integers(weight, form.n, form.k, form.bits),
+            weight=_integers(weight, form.n, form.k, form.bits, centred=zero_points is None),
             zero_points=zero_points,
             name=str(value.name),
         )
 
     def emit(self, op: RewriterContext, plan: _DequantizePlan) -> Sequence[ir.Value]:
-        """Make the weights, and the three or four nodes that use them."""
-        form, root = plan.form, plan.root
-        dtype, scales = _TYPES[form.bits], root.inputs[2]
+        """Make the weights, and the nodes that use them."""
+        form, root, scales = plan.form, plan.root, plan.root.inputs[2]
         assert scales is not None
-        weight = _initializer(op, plan.weight, f"{plan.name}.{dtype.name.lower()}")
+        suffix = plan.weight.dtype.name.lower()
+        weight = _initializer(op, plan.weight, f"{plan.name}.{suffix}")
+        zero_points = None
         if plan.zero_points is not None:
-            zero_points = _initializer(
-                op, plan.zero_points, f"{plan.name}.zero_points.{dtype.name.lower()}"
-            )
-        else:
-            middle = np.full((form.n, form.blocks), 2 ** (form.bits - 1), dtype.numpy())
-            tensor = ir.tensor(middle, dtype=dtype)
-            declared = (dtype, [form.n, form.blocks])
-            zero_points = make(op, "Constant", [], declared, attributes={"value": tensor})
+            zero_points = _initializer(op, plan.zero_points, f"{plan.name}.zero_points.{suffix}")
         dequantized = make(
             op,
             "DequantizeLinear",
@@ -170,10 +167,14 @@ def _constant(node: ir.Node, role: str, value: ir.Value | None) -> Expression:
     return expression
 
 
-def _integers(packed: Expression, rows: int, columns: int, bits: int) -> Expression:
-    """Return the integers `[rows, columns]` of rows of whole bytes."""
+def _integers(
+    packed: Expression, rows: int, columns: int, bits: int, *, centred: bool
+) -> Expression:
+    """Return the integers `[rows, columns]` of rows of bytes, less the middle if `centred`."""
+    if centred:
+        packed = Centred(packed, bits)
     if bits == 4:
-        return Nibbles(packed, rows, columns)
+        return Nibbles(packed, rows, columns, (_CENTRED if centred else _TYPES)[bits])
     whole = Reshape(packed, (rows, int(np.prod(packed.shape)) // rows))
     if whole.shape[1] == columns:
         return whole

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 
 import onnx_ir as ir
-from onnxscript.rewriter import RewriteRuleSet
 
 from mobius_ir_rules.functions import FUNCTIONS
 from mobius_ir_rules.functions.body import OLDEST_OPSET
@@ -26,11 +25,12 @@ from mobius_ir_rules.lowering.rms_normalization import rms_normalization_to_prim
 from mobius_ir_rules.lowering.rotary_embedding import rotary_embedding_to_primitives_rules
 from mobius_ir_rules.lowering.swish import swish_to_primitives_rules
 from mobius_ir_rules.match_log import Refusal
-from mobius_ir_rules.passes.graphs import GraphLike, roots, value_names, values_of
+from mobius_ir_rules.passes.graphs import GraphLike, roots, subgraphs, value_names, values_of
 from mobius_ir_rules.passes.infer_shapes import InferShapes
 from mobius_ir_rules.passes.inline import InlineFunctions
 from mobius_ir_rules.passes.unique_names import make_names_unique
 from mobius_ir_rules.passes.unused import RemoveUnused
+from mobius_ir_rules.rewriting import apply_rules
 from mobius_ir_rules.rule import RefusedError, Rule
 from mobius_ir_rules.values import describe_node, node_name
 
@@ -47,7 +47,7 @@ _LOWERINGS: Mapping[str, Callable[[], Sequence[Rule]]] = MappingProxyType(
 
 
 class OpsetError(ValueError):
-    """A model holds what an older opset has not.
+    """A model holds what an older opset has not, or what a newer one may read otherwise.
 
     Attributes:
         refusals: Each node that stands in the way, with the reason.
@@ -56,7 +56,8 @@ class OpsetError(ValueError):
     def __init__(self, source: int, target: int, found: Sequence[Refusal]) -> None:
         """Create the error from what was found on the way from `source` to `target`."""
         lines = "".join(f"\n  {refusal}" for refusal in found)
-        super().__init__(f"Cannot lower the model from opset {source} to {target}:{lines}")
+        way = "lower" if target < source else "raise"
+        super().__init__(f"Cannot {way} the model from opset {source} to {target}:{lines}")
         self.refusals = tuple(found)
 
 
@@ -111,7 +112,7 @@ class LowerOpset(ir.passes.InPlacePass):
         self._require_none(source, self._obstacles(*roots(model)))
         rules = [rule for op_type in self._lacking() for rule in _LOWERINGS[op_type]()]
         if rules:
-            RewriteRuleSet(rules).apply_to_model(model)
+            apply_rules(model, rules)
         self._require_none(source, self._obstacles(*roots(model)))
         self._adapt(model)
         RemoveUnused()(model)
@@ -178,7 +179,7 @@ class LowerOpset(ir.passes.InPlacePass):
             for node in list(root.all_nodes()):
                 if node.domain == "":
                     adapt(node, self._version, taken)
-            for graph in (root, *root.subgraphs()):
+            for graph in (root, *subgraphs(root)):
                 if "" in graph.opset_imports:
                     graph.opset_imports[""] = self._version
 

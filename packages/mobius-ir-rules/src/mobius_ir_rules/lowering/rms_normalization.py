@@ -36,7 +36,7 @@ from mobius_ir_rules.lowering._normalization import (
     statistics_dtype,
     statistics_shape,
 )
-from mobius_ir_rules.rule import Plan, Rule, refuse
+from mobius_ir_rules.rule import Plan, Rule, refuse, standard
 from mobius_ir_rules.values import (
     describe_node,
     float_attribute,
@@ -66,6 +66,7 @@ class RMSNormalizationToPrimitives(Rule):
     """Decompose one RMSNormalization node over any trailing axes."""
 
     roots = (("", "RMSNormalization"),)
+    emits = standard("Add", "Cast", "Div", "Mul", "ReduceMean", "Sqrt")
 
     def plan(self, node: ir.Node) -> _RMSNormalizationPlan | None:
         """Read the node; refuse where types or the axes are not known."""

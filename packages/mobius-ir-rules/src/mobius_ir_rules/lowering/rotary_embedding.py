@@ -34,7 +34,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext
 
-from mobius_ir_rules.rule import Plan, Rule, refuse
+from mobius_ir_rules.rule import Plan, Rule, refuse, standard
 from mobius_ir_rules.values import (
     Declaration,
     describe_node,
@@ -130,6 +130,7 @@ class RotaryEmbeddingToPrimitives(Rule):
     """Decompose one RotaryEmbedding node, 3-D or 4-D, full or partial, of either pairing."""
 
     roots = (("", "RotaryEmbedding"),)
+    emits = standard("Add", "Concat", "Gather", "Mul", "Reshape", "Split", "Sub", "Unsqueeze")
 
     def plan(self, node: ir.Node) -> RotaryEmbeddingPlan | None:
         """Read the node."""

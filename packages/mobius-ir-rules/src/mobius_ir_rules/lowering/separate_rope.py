@@ -36,7 +36,7 @@ import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.lowering._packed_qkv import Unpacking, emit_unpacking, plan_unpacking
-from mobius_ir_rules.rule import Plan, Rule, refuse
+from mobius_ir_rules.rule import Plan, Rule, refuse, standard
 from mobius_ir_rules.values import (
     MICROSOFT,
     describe_node,
@@ -79,7 +79,12 @@ class SeparateRoPE(Rule):
     """Moves rotary out of `GroupQueryAttention`."""
 
     roots = ((MICROSOFT, "GroupQueryAttention"),)
-    emits = ((MICROSOFT, "GroupQueryAttention"),)
+    emits = (
+        (MICROSOFT, "GroupQueryAttention"),
+        (MICROSOFT, "RotaryEmbedding"),
+        *standard("Add", "Cast", "MatMul", "Max", "Range", "RotaryEmbedding", "Shape", "Split"),
+        *standard("Squeeze", "Sub", "Unsqueeze"),
+    )
 
     def __init__(self, *, domain: str = MICROSOFT) -> None:
         """Create the rule; see `separate_rope_rules`."""

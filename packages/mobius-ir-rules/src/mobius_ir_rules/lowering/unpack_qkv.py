@@ -31,7 +31,7 @@ import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.lowering._packed_qkv import Unpacking, emit_unpacking, plan_unpacking
-from mobius_ir_rules.rule import Plan, Rule
+from mobius_ir_rules.rule import Plan, Rule, standard
 from mobius_ir_rules.values import MICROSOFT, like, make_all
 
 
@@ -49,7 +49,7 @@ class UnpackQKV(Rule):
     """Takes the packed value of a `GroupQueryAttention` apart."""
 
     roots = ((MICROSOFT, "GroupQueryAttention"),)
-    emits = ((MICROSOFT, "GroupQueryAttention"),)
+    emits = ((MICROSOFT, "GroupQueryAttention"), *standard("Add", "MatMul", "Split"))
 
     def plan(self, node: ir.Node) -> _UnpackPlan | None:
         """Find the widths and what makes the packed value."""

@@ -18,6 +18,7 @@ from mobius_ir_rules.passes.invariants import (
 )
 from mobius_ir_rules.passes.metadata import ClearMetadata
 from mobius_ir_rules.passes.opset_imports import CompleteOpsetImports
+from mobius_ir_rules.passes.select_early import SelectEarly
 from mobius_ir_rules.passes.unique_names import make_names_unique
 from mobius_ir_rules.passes.unused import RemoveUnused
 
@@ -34,6 +35,7 @@ __all__ = [
     "InlineFunctions",
     "InvariantError",
     "RemoveUnused",
+    "SelectEarly",
     "ShapeInferenceError",
     "check_model_invariants",
     "make_names_unique",

@@ -10,11 +10,10 @@ import onnx_ir as ir
 from mobius_ir_rules.functions.masks import DOMAIN as MASK_DOMAIN
 from mobius_ir_rules.lazy import is_small_materialized
 from mobius_ir_rules.passes.graphs import (
-    GraphLike,
     all_nodes,
     complete_type,
+    detach,
     graph_attributes,
-    remove_nodes,
     scopes,
 )
 
@@ -76,6 +75,7 @@ class EliminateCommonSubexpressions(ir.passes.InPlacePass):
         modified = False
         for graph in scopes(model):
             seen: dict[Hashable, ir.Node] = {}
+            merged: list[ir.Node] = []
             for node in graph:
                 if not self._is_pure(node, model, pure_functions):
                     continue
@@ -83,8 +83,11 @@ class EliminateCommonSubexpressions(ir.passes.InPlacePass):
                 if key is None:
                     continue
                 first = seen.setdefault(key, node)
-                if first is not node:
-                    modified |= _merge(graph, first, node)
+                if first is not node and _merge(first, node):
+                    merged.append(node)
+            if merged:
+                graph.remove(merged)
+                modified = True
         return ir.passes.PassResult(model, modified)
 
     def _is_pure(
@@ -113,7 +116,7 @@ class EliminateCommonSubexpressions(ir.passes.InPlacePass):
 
     def _key(self, node: ir.Node) -> Hashable | None:
         """Return what equal nodes have in common, or None if this one is never equal."""
-        if any(True for _ in graph_attributes(node)):
+        if graph_attributes(node):
             return None
         attributes = []
         for name in sorted(node.attributes):
@@ -154,7 +157,7 @@ def tensor_key(tensor: ir.TensorProtocol | None, limit: int) -> Hashable | None:
     return tensor.dtype, shape, tensor.tobytes()
 
 
-def _merge(graph: GraphLike, first: ir.Node, second: ir.Node) -> bool:
+def _merge(first: ir.Node, second: ir.Node) -> bool:
     """Let `first` take the place of `second`; False if both make outputs of the graph."""
     pairs = list(zip(first.outputs, second.outputs, strict=True))
     if any(new.is_graph_output() and old.is_graph_output() for new, old in pairs):
@@ -167,5 +170,5 @@ def _merge(graph: GraphLike, first: ir.Node, second: ir.Node) -> bool:
         else:
             old.replace_all_uses_with(new)
             complete_type(new, old)
-    remove_nodes(graph, [second])
+    detach(second)
     return True

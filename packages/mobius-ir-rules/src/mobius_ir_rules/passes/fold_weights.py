@@ -8,7 +8,7 @@ import onnx_ir as ir
 
 from mobius_ir_rules.expressions import Expression
 from mobius_ir_rules.lazy import DerivedTensor, expression_of, is_small_materialized
-from mobius_ir_rules.passes.graphs import remove_nodes, unique_name, value_names
+from mobius_ir_rules.passes.graphs import detach, unique_name, value_names
 from mobius_ir_rules.passes.packed_names import packed_name
 from mobius_ir_rules.passes.weight_ops import FOLDABLE, fold_node
 
@@ -44,6 +44,7 @@ class FoldWeights(ir.passes.InPlacePass):
         names: set[str] | None = None
         modified = False
         for graph in model.graphs():
+            folded: list[ir.Node] = []
             for node in graph:
                 if (
                     node.domain
@@ -58,13 +59,15 @@ class FoldWeights(ir.passes.InPlacePass):
                 if results is None or not _saves(sources, node):
                     continue
                 names = value_names(model.graph) if names is None else names
-                self._replace(graph, node, [value for value, _ in sources], results, names)
+                self._replace(node, [value for value, _ in sources], results, names)
+                folded.append(node)
+            if folded:
+                graph.remove(folded)
                 modified = True
         return ir.passes.PassResult(model, modified)
 
     def _replace(
         self,
-        graph: ir.Graph,
         node: ir.Node,
         sources: list[ir.Value],
         results: list[Expression],
@@ -77,7 +80,7 @@ class FoldWeights(ir.passes.InPlacePass):
         for _, users in uses:
             for user, index in users:
                 user.replace_input_with(index, None)
-        remove_nodes(graph, [node])
+        detach(node)
         for value in sources:
             if not value.uses() and str(value.name) in owner.initializers:
                 names.discard(str(value.name))

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import onnx_ir as ir
 
 GraphLike = ir.Graph | ir.Function
 
-_GRAPHS = (ir.AttributeType.GRAPH, ir.AttributeType.GRAPHS)
+_GRAPH = ir.AttributeType.GRAPH
+_GRAPHS = ir.AttributeType.GRAPHS
+
+WITH_SUBGRAPHS = frozenset({"If", "Loop", "Scan", "SequenceMap"})
+"""The operators of ONNX's own domain that have subgraphs; the others need not be looked at."""
 
 
 def roots(model: ir.Model) -> list[GraphLike]:
@@ -21,7 +25,7 @@ def scopes(model: ir.Model) -> Iterator[GraphLike]:
     """Yield the main graph, its subgraphs, then each function and its subgraphs."""
     for root in roots(model):
         yield root
-        yield from tuple(root.subgraphs())
+        yield from tuple(subgraphs(root))
 
 
 def all_nodes(root: GraphLike) -> Iterator[ir.Node]:
@@ -31,11 +35,16 @@ def all_nodes(root: GraphLike) -> Iterator[ir.Node]:
     """
     for node in root:
         yield node
-        for attribute in node.attributes.values():
-            if attribute.type in _GRAPHS and not attribute.is_ref():
-                for graph in graph_attributes(node):
-                    yield from all_nodes(graph)
-                break
+        for graph in graph_attributes(node):
+            yield from all_nodes(graph)
+
+
+def subgraphs(root: GraphLike) -> Iterator[ir.Graph]:
+    """Yield the graphs within a graph or function, each followed by those within itself."""
+    for node in root:
+        for graph in graph_attributes(node):
+            yield graph
+            yield from subgraphs(graph)
 
 
 def op_counts(model: ir.Model) -> collections.Counter[str]:
@@ -45,11 +54,13 @@ def op_counts(model: ir.Model) -> collections.Counter[str]:
     """
     counts = collections.Counter((node.domain, node.op_type) for node in all_nodes(model.graph))
     return collections.Counter(
-        {
-            f"{domain}::{op_type}" if domain else op_type: count
-            for (domain, op_type), count in counts.items()
-        }
+        {qualified_name(domain, op_type): count for (domain, op_type), count in counts.items()}
     )
+
+
+def qualified_name(domain: str, op_type: str) -> str:
+    """Return the operator's name, with its domain unless that is ONNX's own."""
+    return f"{domain}::{op_type}" if domain else op_type
 
 
 def value_names(root: GraphLike) -> set[str]:
@@ -62,7 +73,7 @@ def values_of(root: GraphLike) -> Iterator[ir.Value]:
 
     An initializer that is an input too is yielded once.
     """
-    for graph in (root, *root.subgraphs()):
+    for graph in (root, *subgraphs(root)):
         yield from graph.inputs
         if isinstance(graph, ir.Graph):
             # A copy: the caller may rename, which replaces the key.
@@ -96,22 +107,27 @@ def unique_name(preferred: str, taken: set[str]) -> str:
     return name
 
 
-def graph_attributes(node: ir.Node) -> Iterator[ir.Graph]:
-    """Yield the subgraphs of a node: the branches of an If, the body of a Loop or Scan."""
-    for attribute in node.attributes.values():
-        if attribute.is_ref():
-            continue
-        if attribute.type == ir.AttributeType.GRAPH:
-            yield attribute.as_graph()
-        elif attribute.type == ir.AttributeType.GRAPHS:
-            yield from attribute.as_graphs()
+def graph_attributes(node: ir.Node) -> Sequence[ir.Graph]:
+    """Return the subgraphs of a node: the branches of an If, the body of a Loop or Scan."""
+    if not node.domain and node.op_type not in WITH_SUBGRAPHS:
+        return ()
+    graphs: Sequence[ir.Graph] = ()
+    # `data` is the dict itself: the views of a UserDict are several times as slow.
+    for attribute in node.attributes.data.values():
+        kind = attribute.type
+        if kind is _GRAPH and not attribute.is_ref():
+            graphs = (*graphs, attribute.as_graph())
+        elif kind is _GRAPHS and not attribute.is_ref():
+            graphs = (*graphs, *attribute.as_graphs())
+    return graphs
 
 
 def remove_nodes(graph: GraphLike, nodes: Iterable[ir.Node]) -> None:
     """Take unused nodes out of `graph`, and end every use that they and their subgraphs make.
 
     `Graph.remove` alone leaves the nodes of a removed If's branches as users of outer values,
-    which then look used for ever.
+    which then look used for ever. Its cost grows with the number of the graph's outputs: who
+    removes many nodes detaches each and removes all at once.
 
     Raises:
         ValueError: If an output of a node is still used.
@@ -119,10 +135,21 @@ def remove_nodes(graph: GraphLike, nodes: Iterable[ir.Node]) -> None:
     nodes = list(nodes)
     graph.remove(nodes, safe=True)
     for node in nodes:
-        for subgraph in graph_attributes(node):
-            for inner in all_nodes(subgraph):
-                for index in range(len(inner.inputs)):
-                    inner.replace_input_with(index, None)
+        _detach_subgraphs(node)
+
+
+def detach(node: ir.Node) -> None:
+    """End every use that a node and its subgraphs make; it stays where it is."""
+    for index in range(len(node.inputs)):
+        node.replace_input_with(index, None)
+    _detach_subgraphs(node)
+
+
+def _detach_subgraphs(node: ir.Node) -> None:
+    for subgraph in graph_attributes(node):
+        for inner in all_nodes(subgraph):
+            for index in range(len(inner.inputs)):
+                inner.replace_input_with(index, None)
 
 
 def complete_type(value: ir.Value, source: ir.Value) -> None:

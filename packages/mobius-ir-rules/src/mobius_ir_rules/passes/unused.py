@@ -7,8 +7,8 @@ import onnx_ir as ir
 from mobius_ir_rules.passes.graphs import (
     GraphLike,
     all_nodes,
+    detach,
     graph_attributes,
-    remove_nodes,
     roots,
 )
 
@@ -37,13 +37,17 @@ class RemoveUnused(ir.passes.InPlacePass):
 
 def _remove_dead(graph: GraphLike) -> bool:
     modified = False
+    dead: list[ir.Node] = []
     for node in reversed(graph):
         if any(output.is_graph_output() or output.uses() for output in node.outputs):
             for subgraph in graph_attributes(node):
                 modified |= _remove_dead(subgraph)
         else:
-            remove_nodes(graph, [node])
-            modified = True
+            detach(node)
+            dead.append(node)
+    if dead:
+        graph.remove(dead)
+        modified = True
     if isinstance(graph, ir.Graph):
         for name, value in tuple(graph.initializers.items()):
             if not (value.uses() or value.is_graph_output() or value.is_graph_input()):

@@ -1,0 +1,38 @@
+"""The stage `Quantize`: weights of products become integers, as the build's configuration says."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+
+from mobius.quantization import Quantization
+from mobius.stage_pass import StageResult
+from mobius_ir_rules.passes import FoldWeights
+from mobius_ir_rules.passes.quantize_weights import QuantizeWeights
+
+__all__ = ["Quantize"]
+
+
+class Quantize(ir.passes.InPlacePass):
+    """Folds what packs and transposes weights, then quantizes what is a matrix then."""
+
+    def __init__(self, quantization: Quantization, default_accuracy_level: int) -> None:
+        """Create the pass.
+
+        Args:
+            quantization: Decides about each weight.
+            default_accuracy_level: That of the target, where `quantization` has none.
+        """
+        super().__init__()
+        level = quantization.accuracy_level
+        self._pass = QuantizeWeights(
+            quantization.choose,
+            accuracy_level=default_accuracy_level if level is None else level,
+        )
+
+    def call(self, model: ir.Model) -> StageResult:
+        """Run the passes; applications are the nodes that read integers."""
+        folded = FoldWeights()(model)
+        result = self._pass.call(model)
+        return StageResult(
+            model, folded.modified or result.modified, result.applications, result.refusals
+        )
