@@ -1,4 +1,7 @@
-"""The text part of a multimodal checkpoint: its config, and the names of its tensors."""
+"""The text part of a multimodal checkpoint: its config, and the names of its tensors.
+
+Case C073.
+"""
 
 from __future__ import annotations
 
