@@ -16,7 +16,7 @@ def describe(libraries: Iterable[str]) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d"),
         "machine": {
-            "cpu": _cpu_name(),
+            "cpu": cpu_name(),
             "cores": os.cpu_count(),
             "system": f"{platform.system()} {platform.machine()}",
             "load_of_the_last_minute": round(os.getloadavg()[0], 1),
@@ -26,7 +26,8 @@ def describe(libraries: Iterable[str]) -> dict[str, Any]:
     }
 
 
-def _cpu_name() -> str:
+def cpu_name() -> str:
+    """Return the kind of CPU."""
     path = Path("/proc/cpuinfo")
     lines = path.read_text("utf-8").splitlines() if path.is_file() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]

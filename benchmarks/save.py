@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
+from machine import cpu_name
 
 RESULT = Path(__file__).resolve().parent / "results" / "save.json"
 HIDDEN, INTERMEDIATE, VOCAB, HEADS, KV_HEADS = 2048, 8192, 32000, 16, 4
@@ -214,13 +215,6 @@ def _size(path: Path) -> int:
     return path.stat().st_size
 
 
-def cpu_kind() -> str:
-    for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.machine()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--gigabytes", type=float, default=1.0)
@@ -251,7 +245,7 @@ def main() -> None:
     report = json.loads(arguments.result.read_text("utf-8")) if arguments.result.exists() else {}
     report[f"{arguments.gigabytes:g} GB"] = {
         "date": datetime.date.today().isoformat(),
-        "cpu": cpu_kind(),
+        "cpu": cpu_name(),
         "cores": os.cpu_count(),
         "load_at_start": load,
         "python": platform.python_version(),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mobius_components import RouterConfig
+from mobius_components import MixtureConfig, RouterConfig
 from mobius_hf.config import ConfigFields
 
 TRAINING_FIELDS = frozenset(
@@ -33,6 +33,12 @@ MIXTRAL_RENAMES = (
 )
 """Names that Mixtral's checkpoints gave experts and router."""
 
+SHARED_EXPERT_RENAME = (
+    r"^(?:model\.)?(?:language_model\.)?(layers\.\d+\.mlp)\.shared_expert\.",
+    r"model.\1.shared_experts.",
+)
+"""Name that Qwen's checkpoints give the expert of every token."""
+
 
 def deepseek_router(fields: ConfigFields, *, groups: bool = True) -> RouterConfig:
     """Return the router that DeepSeek-V3 has, and those that took it over.
@@ -54,6 +60,35 @@ def deepseek_router(fields: ConfigFields, *, groups: bool = True) -> RouterConfi
         group_score="sum_of_two",
         routed_scaling_factor=fields.number("routed_scaling_factor"),
         float32=True,
+    )
+
+
+def deepseek_mixture(
+    fields: ConfigFields,
+    sparse_layers: tuple[bool, ...] | None = None,
+    *,
+    experts: tuple[str, ...] = ("n_routed_experts", "num_local_experts"),
+    shared: str = "n_shared_experts",
+) -> MixtureConfig:
+    """Return the experts that DeepSeek-V3 has, and those that took them over.
+
+    Every token goes through shared experts of the routed ones' width too.
+    Source: `transformers` `DeepseekV3MoE`.
+
+    Args:
+        fields: The config.
+        sparse_layers: Which layers have experts; `None` for all.
+        experts: Names that the field with their number may have.
+        shared: Field with the number of shared experts.
+    """
+    inner = fields.integer("moe_intermediate_size")
+    return MixtureConfig(
+        num_experts=fields.first_integer(*experts),
+        num_experts_per_tok=fields.integer("num_experts_per_tok"),
+        moe_intermediate_size=inner,
+        sparse_layers=sparse_layers,
+        router=deepseek_router(fields),
+        shared_expert_intermediate_size=inner * fields.integer(shared),
     )
 
 

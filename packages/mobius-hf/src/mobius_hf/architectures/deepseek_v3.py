@@ -11,7 +11,7 @@ from mobius_components.config import FULL_ATTENTION, LATENT_ATTENTION
 from mobius_components.latent_attention_config import LatentAttentionConfig
 from mobius_hf.architectures.base import DecoderArchitecture
 from mobius_hf.config import ConfigFields
-from mobius_hf.mixtures import TRAINING_FIELDS, deepseek_router, dense_before
+from mobius_hf.mixtures import TRAINING_FIELDS, deepseek_mixture, dense_before
 from mobius_hf.rope import read_rope
 from mobius_hf.stacks import GATED_STACKS, Stack
 from mobius_hf.windows import Windows
@@ -91,15 +91,7 @@ class DeepseekV3(DecoderArchitecture):
 
     def mixture(self, fields: ConfigFields) -> MixtureConfig | None:
         """Return the experts."""
-        inner = fields.integer("moe_intermediate_size")
-        return MixtureConfig(
-            num_experts=fields.first_integer("n_routed_experts", "num_local_experts"),
-            num_experts_per_tok=fields.integer("num_experts_per_tok"),
-            moe_intermediate_size=inner,
-            sparse_layers=dense_before(fields),
-            router=deepseek_router(fields),
-            shared_expert_intermediate_size=inner * fields.integer("n_shared_experts"),
-        )
+        return deepseek_mixture(fields, dense_before(fields))
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the shared arguments, those of attention, and the experts."""

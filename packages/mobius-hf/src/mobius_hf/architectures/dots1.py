@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mobius_components import MixtureConfig
 from mobius_components.config import FULL_ATTENTION, SLIDING_ATTENTION
 from mobius_hf.architectures.base import DecoderArchitecture
 from mobius_hf.config import ConfigFields
-from mobius_hf.mixtures import TRAINING_FIELDS, deepseek_router, dense_before
+from mobius_hf.mixtures import TRAINING_FIELDS, deepseek_mixture, dense_before
 from mobius_hf.stacks import GATED_STACKS
 from mobius_hf.windows import Windows, by_layer_types
 
@@ -67,20 +66,12 @@ class Dots1(DecoderArchitecture):
         scoring = fields.value("scoring_func")
         if scoring not in _SCORINGS:
             raise fields.unfit("scoring_func", scoring, "'sigmoid' or 'noaux_tc', which is one too")
-        inner = fields.integer("moe_intermediate_size")
-        moe = MixtureConfig(
-            num_experts=fields.first_integer("n_routed_experts", "num_local_experts"),
-            num_experts_per_tok=fields.integer("num_experts_per_tok"),
-            moe_intermediate_size=inner,
-            sparse_layers=dense_before(fields),
-            router=deepseek_router(fields),
-            shared_expert_intermediate_size=inner * fields.integer("n_shared_experts"),
-        )
+
         return super().arguments(fields) | {
             "qk_norm": "head",
             "attention_bias": attention_bias,
             "attention_output_bias": attention_bias,
-            "moe": moe,
+            "moe": deepseek_mixture(fields, dense_before(fields)),
         }
 
 

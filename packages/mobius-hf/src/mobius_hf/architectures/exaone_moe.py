@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mobius_components import MixtureConfig
 from mobius_hf.architectures.exaone4 import Exaone4
 from mobius_hf.config import ConfigFields
-from mobius_hf.mixtures import TRAINING_FIELDS, deepseek_router, sparse_by_type
+from mobius_hf.mixtures import TRAINING_FIELDS, deepseek_mixture, sparse_by_type
 from mobius_hf.stacks import GATED_STACKS
 
 
@@ -44,14 +43,11 @@ class ExaoneMoe(Exaone4):
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the arguments of EXAONE 4, the layout and the experts."""
-        inner = fields.integer("moe_intermediate_size")
-        moe = MixtureConfig(
-            num_experts=fields.first_integer("num_experts", "num_local_experts"),
-            num_experts_per_tok=fields.integer("num_experts_per_tok"),
-            moe_intermediate_size=inner,
-            sparse_layers=sparse_by_type(fields, "first_k_dense_replace"),
-            router=deepseek_router(fields),
-            shared_expert_intermediate_size=inner * fields.integer("num_shared_experts"),
+        moe = deepseek_mixture(
+            fields,
+            sparse_by_type(fields, "first_k_dense_replace"),
+            experts=("num_experts", "num_local_experts"),
+            shared="num_shared_experts",
         )
         return super().arguments(fields) | {"layer_layout": "pre_norm", "moe": moe}
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mobius_components import MixtureConfig
 from mobius_hf.architectures.base import DecoderArchitecture
 from mobius_hf.config import ConfigFields
-from mobius_hf.mixtures import TRAINING_FIELDS, deepseek_router, dense_before
+from mobius_hf.mixtures import TRAINING_FIELDS, deepseek_mixture, dense_before
 from mobius_hf.stacks import GATED_STACKS
 
 
@@ -47,19 +46,10 @@ class Glm4Moe(DecoderArchitecture):
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the shared arguments, the norms, the bias and the experts."""
-        inner = fields.integer("moe_intermediate_size")
-        moe = MixtureConfig(
-            num_experts=fields.first_integer("n_routed_experts", "num_local_experts"),
-            num_experts_per_tok=fields.integer("num_experts_per_tok"),
-            moe_intermediate_size=inner,
-            sparse_layers=dense_before(fields),
-            router=deepseek_router(fields),
-            shared_expert_intermediate_size=inner * fields.integer("n_shared_experts"),
-        )
         return super().arguments(fields) | {
             "qk_norm": "head" if fields.flag("use_qk_norm") else None,
             "attention_bias": fields.flag("attention_bias"),
-            "moe": moe,
+            "moe": deepseek_mixture(fields, dense_before(fields)),
         }
 
 

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from mobius_components import MixtureConfig
 from mobius_hf.architectures.deepseek_v3 import DeepseekV3
 from mobius_hf.config import ConfigFields
-from mobius_hf.mixtures import deepseek_router
+from mobius_hf.mixtures import deepseek_mixture
 
 _KINDS = ("dense", "sparse")
 
@@ -31,18 +31,11 @@ class Glm4MoeLite(DeepseekV3):
 
     def mixture(self, fields: ConfigFields) -> MixtureConfig:
         """Return the experts; a file without `mlp_layer_types` has them in all layers but one."""
-        inner, layers = fields.integer("moe_intermediate_size"), fields.integer("num_hidden_layers")
+        layers = fields.integer("num_hidden_layers")
         kinds = fields.value("mlp_layer_types") or ["dense", *["sparse"] * (layers - 1)]
         if not isinstance(kinds, list) or any(kind not in _KINDS for kind in kinds):
             raise fields.unfit("mlp_layer_types", kinds, "a list of 'dense' and 'sparse'")
-        return MixtureConfig(
-            num_experts=fields.first_integer("n_routed_experts", "num_local_experts"),
-            num_experts_per_tok=fields.integer("num_experts_per_tok"),
-            moe_intermediate_size=inner,
-            sparse_layers=tuple(kind == "sparse" for kind in kinds),
-            router=deepseek_router(fields),
-            shared_expert_intermediate_size=inner * fields.integer("n_shared_experts"),
-        )
+        return deepseek_mixture(fields, tuple(kind == "sparse" for kind in kinds))
 
 
 ARCHITECTURE = Glm4MoeLite()

@@ -9,7 +9,7 @@ from mobius_components import MixtureConfig, RouterConfig
 from mobius_components.config import FULL_ATTENTION, SLIDING_ATTENTION
 from mobius_hf.architectures.qwen2 import Qwen2
 from mobius_hf.config import ConfigFields
-from mobius_hf.mixtures import TRAINING_FIELDS, every_step
+from mobius_hf.mixtures import SHARED_EXPERT_RENAME, TRAINING_FIELDS, every_step
 from mobius_hf.stacks import GATED_STACKS
 from mobius_hf.windows import Windows, by_layer_types
 
@@ -31,10 +31,7 @@ class Qwen2Moe(Qwen2):
     fixed: ClassVar[Mapping[str, object]] = {}
     irrelevant = TRAINING_FIELDS
     renames = (
-        (
-            r"^(?:model\.)?(layers\.\d+\.mlp)\.shared_expert\.",
-            r"model.\1.shared_experts.",
-        ),
+        SHARED_EXPERT_RENAME,
         *Qwen2.renames,
     )
     stacks = GATED_STACKS

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from mobius_components import MixtureConfig, RouterConfig
 from mobius_hf.architectures.qwen3_5_text import Qwen35Text
 from mobius_hf.config import ConfigFields
-from mobius_hf.mixtures import TRAINING_FIELDS
+from mobius_hf.mixtures import SHARED_EXPERT_RENAME, TRAINING_FIELDS
 from mobius_hf.stacks import GATED_STACKS
 
 
@@ -30,10 +30,7 @@ class Qwen35MoeText(Qwen35Text):
     irrelevant = Qwen35Text.irrelevant | TRAINING_FIELDS | {"intermediate_size"}
     stacks = GATED_STACKS
     renames = (
-        (
-            r"^(?:model\.)?(?:language_model\.)?(layers\.\d+\.mlp)\.shared_expert\.",
-            r"model.\1.shared_experts.",
-        ),
+        SHARED_EXPERT_RENAME,
         *Qwen35Text.renames,
     )
 

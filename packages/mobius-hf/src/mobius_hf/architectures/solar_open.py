@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-from mobius_components import MixtureConfig
 from mobius_hf.architectures.base import DecoderArchitecture
 from mobius_hf.config import ConfigFields
-from mobius_hf.mixtures import TRAINING_FIELDS, deepseek_router
+from mobius_hf.mixtures import TRAINING_FIELDS, deepseek_mixture
 from mobius_hf.stacks import GATED_STACKS
 
 
@@ -42,17 +41,9 @@ class SolarOpen(DecoderArchitecture):
 
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the shared arguments, the bias and the experts."""
-        inner = fields.integer("moe_intermediate_size")
-        moe = MixtureConfig(
-            num_experts=fields.first_integer("n_routed_experts", "num_local_experts"),
-            num_experts_per_tok=fields.integer("num_experts_per_tok"),
-            moe_intermediate_size=inner,
-            router=deepseek_router(fields),
-            shared_expert_intermediate_size=inner * fields.integer("n_shared_experts"),
-        )
         return super().arguments(fields) | {
             "attention_bias": fields.flag("attention_bias"),
-            "moe": moe,
+            "moe": deepseek_mixture(fields),
         }
 
     def feed_forward_size(self, fields: ConfigFields) -> int:

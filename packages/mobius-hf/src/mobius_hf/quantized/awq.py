@@ -19,7 +19,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mobius_hf.errors import CheckpointError
-from mobius_hf.quantized.modules import Layout, Module, sizes
+from mobius_hf.quantized.modules import FLOATS, WORDS, Layout, Module, sizes
 from mobius_hf.quantized.packing import (
     Array,
     block_quantized,
@@ -37,8 +37,6 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 _BITS = 4
 _PER_WORD = 8
-_INTS = (ir.DataType.INT32,)
-_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
 
 
 def decode(module: Module, settings: Mapping[str, Any]) -> ir.TensorProtocol:
@@ -52,9 +50,9 @@ def decode(module: Module, settings: Mapping[str, Any]) -> ir.TensorProtocol:
         CheckpointError: if the tensors are not of this format.
     """
     _check(settings, module)
-    words = module.require(".qweight", _INTS, 2)
-    zeros = module.require(".qzeros", _INTS, 2)
-    scales = module.require(".scales", _FLOATS, 2)
+    words = module.require(".qweight", WORDS, 2)
+    zeros = module.require(".qzeros", WORDS, 2)
+    scales = module.require(".scales", FLOATS, 2)
     groups, n = sizes(scales)
     k = sizes(words)[0]
     group = _group_size(module, k, groups, settings)

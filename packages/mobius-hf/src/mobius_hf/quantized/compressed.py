@@ -27,7 +27,7 @@ import onnx_ir as ir
 
 from mobius_hf.errors import CheckpointError
 from mobius_hf.quantized import fp8
-from mobius_hf.quantized.modules import Layout, Module, sizes
+from mobius_hf.quantized.modules import FLOATS, WORDS, Layout, Module, sizes
 from mobius_hf.quantized.packing import (
     Array,
     block_quantized,
@@ -63,9 +63,7 @@ LAYOUT = Layout(
     ),
 )
 
-_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
 _INT8 = (ir.DataType.INT8,)
-_INT32 = (ir.DataType.INT32,)
 _INT64 = (ir.DataType.INT64,)
 
 
@@ -91,7 +89,7 @@ def decode(module: Module, settings: Mapping[str, Any]) -> ir.TensorProtocol:
 
 
 def _packed(module: Module) -> ir.TensorProtocol:
-    words = module.require(".weight_packed", _INT32, 2)
+    words = module.require(".weight_packed", WORDS, 2)
     n, k = (int(size) for size in module.require(".weight_shape", _INT64, 1).numpy())
     columns = sizes(words)[1]
     bits = next((bits for bits in BITS if -(-k // per_word(bits)) == columns), None)
@@ -103,7 +101,7 @@ def _packed(module: Module) -> ir.TensorProtocol:
         )
     zeros = module.get(".weight_zero_point")
     if zeros is not None:
-        module.require(".weight_zero_point", _INT32, 2)
+        module.require(".weight_zero_point", WORDS, 2)
 
     def unpacked(words: Array) -> Array:
         return unpack_words(words, bits)[:, :k]
@@ -145,7 +143,7 @@ def _weight(
     """Return the weight of unsigned integers, zero points and blocks that functions give."""
     unpacked, unpacked_zeros, blocks = functions
     n, k = shape
-    scales = module.require(".weight_scale", _FLOATS)
+    scales = module.require(".weight_scale", FLOATS)
     groups = _groups(module, scales, n)
     group, order = _order(module, k, groups)
     name = f"{module.name}.weight"
@@ -199,7 +197,7 @@ def _order(module: Module, k: int, groups: int) -> tuple[int, Array | None]:
     group = k // groups
     if module.get(".weight_g_idx") is None:
         return group, None
-    order = module.require(".weight_g_idx", _INT32, 1).numpy()
+    order = module.require(".weight_g_idx", WORDS, 1).numpy()
     if order.shape == (k,) and ((order == -1).all() or (order == np.arange(k) // group).all()):
         return group, None
     if order.shape != (k,) or order.min() < 0 or order.max() >= groups:

@@ -26,7 +26,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mobius_hf.errors import CheckpointError
-from mobius_hf.quantized.modules import Layout, Module, sizes
+from mobius_hf.quantized.modules import FLOATS, WORDS, Layout, Module, sizes
 from mobius_hf.quantized.packing import (
     Array,
     block_quantized,
@@ -42,8 +42,6 @@ from mobius_ir_rules.block_quantization import BITS, BlockFormat
 
 LAYOUT = Layout((".qweight", ".qzeros", ".scales", ".g_idx"))
 
-_INTS = (ir.DataType.INT32,)
-_FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
 # By how much each zero point is stored too low.
 _OFFSETS = {"gptq": 1, "gptq_v2": 0}
 
@@ -58,9 +56,9 @@ def decode(module: Module, settings: Mapping[str, Any]) -> ir.TensorProtocol:
     Raises:
         CheckpointError: if the tensors are not of this format.
     """
-    words = module.require(".qweight", _INTS, 2)
-    zeros = module.require(".qzeros", _INTS, 2)
-    scales = module.require(".scales", _FLOATS, 2)
+    words = module.require(".qweight", WORDS, 2)
+    zeros = module.require(".qzeros", WORDS, 2)
+    scales = module.require(".scales", FLOATS, 2)
     groups, n = sizes(scales)
     bits, k = _bits_and_k(module, words, settings)
     group = _group_size(module, k, groups, settings)
@@ -135,7 +133,7 @@ def _order(module: Module, k: int, group: int, settings: Mapping[str, Any]) -> A
     """Return the group of each column; read now, because it decides what the weight becomes."""
     if module.get(".g_idx") is None and not settings.get("desc_act"):
         return np.arange(k) // group
-    order = module.require(".g_idx", _INTS, 1).numpy()
+    order = module.require(".g_idx", WORDS, 1).numpy()
     if order.shape != (k,) or order.min() < 0 or order.max() * group >= k:
         raise CheckpointError(
             f"{module.name}.g_idx has {order.size} entries from {order.min()} to {order.max()}; "

@@ -9,9 +9,14 @@ import onnx_ir as ir
 
 from mobius_hf.errors import CheckpointError
 
-__all__ = ["Layout", "Module", "group_tensors", "sizes"]
+__all__ = ["FLOATS", "WORDS", "Layout", "Module", "group_tensors", "sizes"]
 
 Tensors = Mapping[str, ir.TensorProtocol]
+
+FLOATS = (ir.DataType.FLOAT16, ir.DataType.BFLOAT16, ir.DataType.FLOAT)
+"""Types that scales, and weights that are not quantized, have."""
+WORDS = (ir.DataType.INT32,)
+"""Type of what integers of a few bits are packed into, and of the groups of columns."""
 
 
 @dataclasses.dataclass(frozen=True)
