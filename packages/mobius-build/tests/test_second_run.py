@@ -9,7 +9,7 @@ import pytest
 
 from mobius import build_from_module, optimize_model
 from mobius.models import CausalLMModel
-from mobius_components import ArchitectureConfig
+from mobius_components import ArchitectureConfig, MixtureConfig
 from mobius_eps import get_ep
 from mobius_eps.builtin import BUILTIN_EPS
 from mobius_ir_rules.passes.graphs import all_nodes, roots
@@ -45,6 +45,14 @@ FAMILIES = {
         "mlp_gated": False,
         "hidden_act": "gelu",
         "position_embedding": "alibi",
+    },
+    "gated experts": {
+        "moe": MixtureConfig(num_experts=4, num_experts_per_tok=2, moe_intermediate_size=48)
+    },
+    "experts whose input is scaled": {
+        "moe": MixtureConfig(
+            num_experts=4, num_experts_per_tok=1, moe_intermediate_size=48, scale_input=True
+        )
     },
 }
 TARGETS = [(caps.name, dtype) for caps in BUILTIN_EPS for dtype in sorted(caps.dtypes)]

@@ -116,8 +116,8 @@ def _rotary_embedding(target: Target) -> Rules:
     return primitives
 
 
-def _fuse_matmul(target: Target) -> Sequence[ir.passes.PassBase]:
-    """Let products of the decomposition read a transposed key as it is, where that is possible."""
+def fuse_matmul(target: Target) -> Sequence[ir.passes.PassBase]:
+    """Let products of a decomposition read what is transposed as it is, where that is possible."""
     if not runs(target, _MICROSOFT, "FusedMatMul"):
         return ()
     return (RuleGroup(fused_matmul_rules()),)
@@ -143,7 +143,7 @@ def lowers_mat_mul_n_bits(target: Target) -> bool:
 
 
 LOWERINGS: tuple[Lowering, ...] = (
-    Lowering("", "Attention", _always(attention_to_primitives_rules), then=_fuse_matmul),
+    Lowering("", "Attention", _always(attention_to_primitives_rules), then=fuse_matmul),
     Lowering("", "RotaryEmbedding", _rotary_embedding),
     Lowering("", "RMSNormalization", _always(rms_normalization_to_primitives_rules)),
     Lowering("", "LayerNormalization", _always(layer_normalization_to_primitives_rules)),

@@ -21,6 +21,7 @@ from mobius.lowerings import (
     MAT_MUL_N_BITS,
     BringDown,
     BringUp,
+    fuse_matmul,
     lowers_mat_mul_n_bits,
 )
 from mobius.op_support import SINCE_VERSION, runs, wrong_attributes
@@ -233,6 +234,7 @@ def _make_inline(target: Target) -> ir.passes.PassBase:
     return Steps(
         AttachFunctions(_bodies(target, run=False), overloads=True),
         InlineFunctions(is_lacking),
+        *fuse_matmul(target),
         RemoveUnused(),
     )
 
