@@ -169,6 +169,16 @@ def without_kernel(model: ir.Model, ep: str, table: KernelTable) -> list[Use]:
     return found
 
 
+def unexpected(model: ir.Model, ep: str) -> list[str]:
+    """Return what has no kernel and is not on the written list."""
+    written = WRITTEN_LIST.get(ep, {})
+    return [
+        use.shown
+        for use in without_kernel(model, ep, TABLES[ep])
+        if use.domain or use.op_type not in written or "int64" not in use.types.values()
+    ]
+
+
 @needs_tables
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize(
@@ -176,13 +186,19 @@ def without_kernel(model: ir.Model, ep: str, table: KernelTable) -> list[Use]:
     [cell for cell in CELLS if cell[0] in ("cpu", "cuda", "dml", "webgpu", "mlx")],
 )
 def test_every_node_has_a_kernel(ep: str, dtype: ir.DataType, name: str) -> None:
-    missing = without_kernel(build(CONFIGS[name], ep, dtype), ep, TABLES[ep])
-    written = WRITTEN_LIST.get(ep, {})
-    assert [
-        use.shown
-        for use in missing
-        if use.domain or use.op_type not in written or "int64" not in use.types.values()
-    ] == []
+    assert unexpected(build(CONFIGS[name], ep, dtype), ep) == []
+
+
+@needs_tables
+@pytest.mark.parametrize("name", ["qwen2", "gemma", "gated_delta"])
+@pytest.mark.parametrize(
+    ("ep", "dtype"), [cell for cell in CELLS if cell[0] in ("cpu", "cuda", "dml", "webgpu")]
+)
+def test_choosing_the_last_token_has_kernels(ep: str, dtype: ir.DataType, name: str) -> None:
+    model = build(CONFIGS[name], ep, dtype, last_token_logits=None)
+    assert str(model.graph.outputs[0].shape[1]) == "1"
+    # INT64_ON_CPU: the index of a row's last token.
+    assert unexpected(model, ep) == (["ReduceMax-20(T=int64)"] if ep == "webgpu" else [])
 
 
 @needs_tables

@@ -80,6 +80,17 @@ def test_build_passes_its_options_on_and_saves(
     assert ModelPackage.load(tmp_path / "out").is_loaded
 
 
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [((), None), (("--all-logits",), False), (("--last-token-logits",), True)],
+)
+def test_logits_are_what_the_runtime_reads_unless_one_says_so(
+    run: Run, build: dict[str, Any], tmp_path: Path, option: tuple[str, ...], value: bool | None
+) -> None:
+    assert run("build", "m", tmp_path / "out", *option).exit_code == 0
+    assert build["last_token_logits"] is value
+
+
 def test_build_without_weights(run: Run, build: dict[str, Any], tmp_path: Path) -> None:
     result = run("build", "m", tmp_path / "out", "--no-weights")
     assert result.exit_code == 0, result.output

@@ -83,6 +83,15 @@ def test_it_is_declared(decoder: MakeDecoder) -> None:
     assert shapes == [["batch", "sequence_length", "64"], ["batch", "1", "64"]]
 
 
+@pytest.mark.parametrize(
+    ("ep", "length"), [("default", "1"), ("cuda", "1"), ("mlx", "sequence_length")]
+)
+def test_none_is_what_the_runtime_reads(decoder: MakeDecoder, ep: str, length: str) -> None:
+    # onnxruntime-genai does not know mlx.
+    package = decoder(execution_provider=ep, weights=False, last_token_logits=None)
+    assert str(package["model"].graph.outputs[0].shape[1]) == length
+
+
 def test_a_task_may_have_the_option_itself(decoder: MakeDecoder) -> None:
     package = decoder(weights=False, task=CausalLMTask(last_token_logits=True))
     assert [str(dim) for dim in package["model"].graph.outputs[0].shape] == ["batch", "1", "64"]
@@ -103,4 +112,8 @@ def test_another_task_does_not(decoder: MakeDecoder) -> None:
     with pytest.raises(ValueError, match="last_token_logits is an option of the task 'text-gen"):
         mobius.build_from_module(
             CausalLMModel(config), config, task=Other(), last_token_logits=True
+        )
+    with pytest.raises(AssertionError, match="before anything is built"):
+        mobius.build_from_module(
+            CausalLMModel(config), config, task=Other(), last_token_logits=None
         )

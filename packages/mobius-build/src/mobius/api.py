@@ -57,7 +57,7 @@ def build(
     opset: int | None = None,
     padding_side: str = PaddingSide.RIGHT,
     quantize: str | Quantization | None = None,
-    last_token_logits: bool = False,
+    last_token_logits: bool | None = False,
     load_weights: bool = True,
     text_only: bool = False,
     trace_optimization: bool = False,
@@ -87,7 +87,7 @@ def build(
             checkpoint that is quantized already, `"float"` makes them floats.
         last_token_logits: Make the logits of each row's last token only, `[batch, 1, vocab_size]`:
             what generating text needs, and a prompt is read faster. Not for measuring how likely a
-            text is.
+            text is. `None` makes them where onnxruntime-genai knows the EP, for it reads no more.
         load_weights: Bind the checkpoint's tensors (they stay on disk until the package is saved).
         text_only: Build the language model of a checkpoint for images or sound too, and leave out
             its other parts.
@@ -116,7 +116,7 @@ def build(
     side = parse_padding_side(padding_side)
     quantization = parse_quantization(quantize)
     if task is not None:
-        _find_task(task, last_token_logits)
+        _find_task(task, last_token_logits, capabilities)
     options = SourceOptions(
         revision=revision,
         token=token,
@@ -136,7 +136,7 @@ def build(
         opened.config,
         capabilities,
         requested or _default_dtype(opened.config, capabilities),
-        _find_task(task or opened.task, last_token_logits),
+        _find_task(task or opened.task, last_token_logits, capabilities),
         opset=opset,
         padding_side=side,
         quantization=quantization,
@@ -164,7 +164,7 @@ def build_from_module(
     opset: int | None = None,
     padding_side: str = PaddingSide.RIGHT,
     quantize: str | Quantization | None = None,
-    last_token_logits: bool = False,
+    last_token_logits: bool | None = False,
     weights: Mapping[str, ir.TensorProtocol] | None = None,
     trace_optimization: bool = False,
 ) -> ModelPackage:
@@ -203,7 +203,7 @@ def build_from_module(
         config,
         capabilities,
         resolved,
-        _find_task(task, last_token_logits),
+        _find_task(task, last_token_logits, capabilities),
         opset=opset,
         padding_side=side,
         quantization=quantization,
@@ -284,10 +284,15 @@ def _default_dtype(config: ArchitectureConfig, capabilities: EpCapabilities) -> 
     return config.dtype if config.dtype in capabilities.dtypes else ir.DataType.FLOAT
 
 
-def _find_task(task: str | Task, last_token_logits: bool) -> Task:
+def _find_task(
+    task: str | Task, last_token_logits: bool | None, capabilities: EpCapabilities
+) -> Task:
     found = TASKS.get(task) if isinstance(task, str) else task
     if found is None:
         raise UnknownTaskError(str(task), tuple(TASKS))
+    if last_token_logits is None:
+        known = capabilities.runtime_names.genai is not None
+        last_token_logits = known and isinstance(found, CausalLMTask)
     if not last_token_logits:
         return found
     if not isinstance(found, CausalLMTask):

@@ -48,12 +48,13 @@ def build(
         typer.Option("--padding-side", help="Where the rows of a batch are padded: right or left."),
     ] = "right",
     last_token_logits: Annotated[
-        bool,
+        bool | None,
         typer.Option(
-            "--last-token-logits",
-            help="Make the logits of each row's last token only: all that generating text needs.",
+            "--last-token-logits/--all-logits",
+            help="Make the logits of each row's last token only, all that generating text needs, "
+            "or those of every token. [default: of the last where onnxruntime-genai knows the EP]",
         ),
-    ] = False,
+    ] = None,
     quantize: QuantizeOption = None,
     block_size: BlockSizeOption = None,
     asymmetric: AsymmetricOption = False,
