@@ -10,7 +10,8 @@ import numpy as np
 import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext, RewriteRule
 
-from mobius_ir_rules.fusion._head_layout import exchanged_last_axes, repeated_heads
+from mobius_ir_rules.fusion._attention_chain import AttentionChain, Nodes, read_chain
+from mobius_ir_rules.fusion._head_layout import repeated_heads
 from mobius_ir_rules.fusion._normalized import require_opset
 from mobius_ir_rules.fusion._shape_vectors import dims
 from mobius_ir_rules.fusion.grouped_heads import GroupedHeads
@@ -21,7 +22,6 @@ from mobius_ir_rules.values import (
     describe_value,
     input_at,
     int_attribute,
-    is_binary,
     like,
     make,
     make_int64s,
@@ -46,8 +46,6 @@ just as beside the lowest, so that nothing else changes.
 
 DTYPES = tuple(_FLOOR)
 
-_Nodes = tuple[ir.Node, ...]
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _AttentionPlan(Plan):
@@ -56,22 +54,6 @@ class _AttentionPlan(Plan):
     value: ir.Value
     mask: ir.Value | None
     attributes: dict[str, float | int | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class _Chain:
-    """What a product of attention weights and values is made of, nothing proved of it."""
-
-    product: ir.Node
-    softmax: ir.Node
-    guard: ir.Node | None
-    query: ir.Value
-    key: ir.Value
-    mask: ir.Value | None
-    scale: float
-    softcap: float
-    precision: ir.DataType | None
-    nodes: _Nodes
 
 
 class AttentionFusion(Rule):
@@ -105,7 +87,7 @@ class AttentionFusion(Rule):
 
     def plan(self, node: ir.Node) -> _AttentionPlan | None:
         """Return what to do with the last product, `None` where it is none of attention."""
-        chain = _chain(node)
+        chain = read_chain(node)
         if chain is None:
             return None
         value = input_at(node, 1)
@@ -135,7 +117,7 @@ class AttentionFusion(Rule):
             _require_mask(node, chain.mask, query, key)
         grouped_key, copies, of_key = repeated_heads(key)
         grouped_value, other_copies, of_value = repeated_heads(value)
-        repeats: _Nodes = ()
+        repeats: Nodes = ()
         if copies == other_copies:
             key, value, repeats = grouped_key, grouped_value, (*of_key, *of_value)
         return _AttentionPlan(
@@ -198,124 +180,6 @@ def _rows_for_each(op: RewriterContext, mask: ir.Value, query: ir.Value) -> ir.V
     return make(op, "Expand", [mask, target], (mask.dtype, shape))
 
 
-def _chain(product: ir.Node) -> _Chain | None:
-    """Return the attention that ends in a MatMul, `None` where no softmax of a product does."""
-    if not is_binary(product):
-        return None
-    nodes: list[ir.Node] = []
-    weights = product.inputs[0]
-    guard = _nan_guard(weights)
-    if guard is not None:
-        nodes += guard
-        weights = guard[0].inputs[2]
-    back, weights = _step(nodes, weights, "Cast")
-    softmax, scores = _step(nodes, weights, "Softmax")
-    if softmax is None:
-        return None
-    precision = None
-    if back is not None:
-        wide, scores = _step(nodes, scores, "Cast")
-        precision = softmax.outputs[0].dtype
-        if wide is None or precision is None:
-            return None
-    # Without a mask the scores end in a product too; an Add of two products is ambiguous.
-    add = producer_of(scores, "", "Add")
-    readings: list[tuple[ir.Value | None, ir.Value | None, tuple[ir.Node, ...]]] = (
-        [(scores, None, ())]
-        if add is None or not is_binary(add)
-        else [(add.inputs[i], add.inputs[1 - i], (add,)) for i in (0, 1)]
-    )
-    for inner, mask, masking in readings:
-        found = _scores(inner)
-        if found is not None:
-            query, key, scale, softcap, of_scores = found
-            return _Chain(
-                product,
-                softmax,
-                guard[0] if guard else None,
-                query,
-                key,
-                mask,
-                scale,
-                softcap,
-                precision,
-                (*nodes, *masking, *of_scores),
-            )
-    return None
-
-
-def _scores(value: ir.Value | None) -> tuple[ir.Value, ir.Value, float, float, _Nodes] | None:
-    """Return (query, key, scale, softcap, nodes) of scaled and capped scores."""
-    softcap, nodes, value = _softcap(value)
-    value, scale, scaling = _scaled(value)
-    product = producer_of(value, "", "MatMul")
-    if product is None or not is_binary(product):
-        return None
-    query, query_scale, of_query = _scaled(product.inputs[0])
-    turned, turned_scale, of_turned = _scaled(product.inputs[1])
-    if query is None or turned is None:
-        return None
-    exchanged = exchanged_last_axes(turned)
-    if exchanged is None:
-        return None
-    key, key_scale, of_key = _scaled(exchanged[0])
-    if key is None:
-        return None
-    total = scale * query_scale * turned_scale * key_scale
-    if not math.isfinite(total) or total == 0.0:
-        return None
-    between = (*scaling, product, *of_query, *of_turned, *exchanged[1], *of_key)
-    return query, key, total, softcap, (*nodes, *between)
-
-
-def _scaled(value: ir.Value | None) -> tuple[ir.Value | None, float, _Nodes]:
-    """Return what is multiplied or divided by a constant scalar of rank 0 or 1, and the factor."""
-    node = value.producer() if value is not None else None
-    if node is None or node.domain or not is_binary(node):
-        return value, 1.0, ()
-    left, right = node.inputs
-    if node.op_type == "Mul":
-        for operand, other in ((left, right), (right, left)):
-            factor = scalar(other)
-            if factor is not None and (rank(other) or 0) <= 1:
-                return operand, factor, (node,)
-    if node.op_type == "Div" and (divisor := scalar(right)) and (rank(right) or 0) <= 1:
-        return left, 1.0 / divisor, (node,)
-    return value, 1.0, ()
-
-
-def _softcap(value: ir.Value | None) -> tuple[float, _Nodes, ir.Value | None]:
-    """Return (c, nodes, x) where the value is `c * Tanh(x / c)`, else (0, (), value)."""
-    capped, cap, of_cap = _scaled(value)
-    tanh = producer_of(capped, "", "Tanh") if of_cap else None
-    if tanh is None or cap <= 0.0:
-        return 0.0, (), value
-    x, inverse, of_inverse = _scaled(input_at(tanh, 0))
-    if not of_inverse or not math.isclose(cap * inverse, 1.0, rel_tol=1e-6):
-        return 0.0, (), value
-    return cap, (*of_cap, tanh, *of_inverse), x
-
-
-def _nan_guard(value: ir.Value | None) -> _Nodes | None:
-    """Return the nodes of `Where(IsNaN(w), 0, w)`."""
-    where = producer_of(value, "", "Where")
-    test = producer_of(input_at(where, 0), "", "IsNaN") if where is not None else None
-    if where is None or test is None or scalar(input_at(where, 1)) != 0.0:
-        return None
-    return (where, test) if input_at(test, 0) is input_at(where, 2) else None
-
-
-def _step(
-    nodes: list[ir.Node], value: ir.Value | None, op_type: str
-) -> tuple[ir.Node | None, ir.Value | None]:
-    """Return the operator that makes the value and its input, adding it to `nodes`."""
-    node = producer_of(value, "", op_type)
-    if node is None:
-        return None, value
-    nodes.append(node)
-    return node, input_at(node, 0)
-
-
 def _require_types(node: ir.Node, query: ir.Value, key: ir.Value, value: ir.Value) -> None:
     ranks = [rank(item) for item in (query, key, value)]
     if ranks != [4, 4, 4]:
@@ -366,7 +230,7 @@ def _require_mask(node: ir.Node, mask: ir.Value, query: ir.Value, key: ir.Value)
         )
 
 
-def _require_no_empty_row(chain: _Chain) -> None:
+def _require_no_empty_row(chain: AttentionChain) -> None:
     """Refuse unless no row of the mask can be minus infinity throughout."""
     if chain.mask is None:
         return
