@@ -141,7 +141,7 @@ def measure(
     first = next(iter(found.values()))
     return {
         name: {
-            **medians(runs),
+            **medians(runs, MEASURES),
             **{
                 f"{key}_ratio_to_first": spread(
                     [run[key] / base[key] for run, base in zip(runs, first, strict=True)]
@@ -153,12 +153,12 @@ def measure(
     }
 
 
-def medians(runs: Sequence[dict[str, float]]) -> dict[str, float]:
+def medians(runs: Sequence[dict[str, float]], measures: Sequence[str]) -> dict[str, float]:
     """Return tokens a second, and the largest memory."""
     return {
         **{
             f"{key}_tokens_per_second": round(statistics.median(run[key] for run in runs), 1)
-            for key in MEASURES
+            for key in measures
         },
         "peak_memory_MB": round(max(run["peak_memory"] for run in runs) / 1e6),
     }

@@ -1,6 +1,9 @@
 """The checkpoint in FOLDER as `torch.onnx.export` makes it, for `peers.py` to compare with.
 
-Usage: python benchmarks/peer_torch.py FOLDER OUT   (with torch, transformers and onnxscript)
+Usage: python benchmarks/peer_torch.py FOLDER OUT [--no-weights]
+
+It needs torch, transformers and onnxscript. With `--no-weights` FOLDER has a config.json alone, and
+the graph is made and not written: there is nothing to fold (`optimize` reads the weights).
 """
 
 from __future__ import annotations
@@ -35,7 +38,22 @@ class WithFlatCache(torch.nn.Module):
 
 def export(folder: Path, out: Path) -> None:
     """Write `model.onnx` into `out`."""
-    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    program = program_of(model, optimize=True)
+    out.mkdir(parents=True)
+    program.save(out / "model.onnx", external_data=True)
+
+
+def export_graph(folder: Path) -> None:
+    """Make the graph of a configuration."""
+    config = transformers.AutoConfig.from_pretrained(folder)
+    with torch.device("meta"):
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        program_of(model, optimize=False)
+
+
+def program_of(model: transformers.PreTrainedModel, *, optimize: bool) -> torch.onnx.ONNXProgram:
+    """Export the model with its cache, all sizes open."""
     config = model.config
     layers, heads = config.num_hidden_layers, config.num_key_value_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -51,8 +69,8 @@ def export(folder: Path, out: Path) -> None:
     row = {0: "batch", 1: "sequence_length"}
     shapes = (row, {0: "batch", 1: "total_sequence_length"}, row)
     grown = tuple({0: "batch", 2: "past_sequence_length"} for _ in past)
-    program = torch.onnx.export(
-        WithFlatCache(model),
+    return torch.onnx.export(
+        WithFlatCache(model.eval()),
         arguments,
         dynamo=True,
         dynamic_shapes=(*shapes, grown),
@@ -61,12 +79,13 @@ def export(folder: Path, out: Path) -> None:
             *(f"past_key_values.{name}" for name in names),
         ],
         output_names=["logits", *(f"present.{name}" for name in names)],
-        optimize=True,
+        optimize=optimize,
     )
-    out.mkdir(parents=True)
-    program.save(out / "model.onnx", external_data=True)
 
 
 if __name__ == "__main__":
     with torch.no_grad():
-        export(Path(sys.argv[1]), Path(sys.argv[2]))
+        if "--no-weights" in sys.argv:
+            export_graph(Path(sys.argv[1]))
+        else:
+            export(Path(sys.argv[1]), Path(sys.argv[2]))

@@ -9,7 +9,8 @@ FOLDER has a virtual environment for each peer, called `genai` (onnxruntime-gena
 Everything is compared side by side: in each round, ours and each peer build one after the other,
 and so they run (`generate.py`). Ratios are ours to the peer's, so that below one is less time or
 memory, and above one more tokens a second; each is the median, lowest and highest of the rounds.
-Ours is built once with all logits, as peers' graphs have them, and once with the last token's only.
+Ours is built as the command builds it, with the last token's logits, and once more with all, as
+peers' graphs have them.
 """
 
 from __future__ import annotations
@@ -34,8 +35,57 @@ from machine import describe
 HERE = Path(__file__).resolve().parent
 RESULT = HERE / "results" / "peers.json"
 OURS = "mobius"
-OURS_LAST = "mobius-last-token"
+OURS_ALL = "mobius, all logits"
+MEASURES = ("prefill", "decode")
 LIBRARIES = ("mobius-build", "onnx", "onnx-ir", "onnxruntime", "onnxscript")
+IMPORTS = (
+    (OURS, None, "import mobius"),
+    (OURS, None, "from mobius import build"),
+    ("onnxscript", None, "import onnxscript"),
+    ("onnxruntime-genai builder", "genai", "import onnxruntime_genai.models.builder"),
+    ("optimum-onnx", "optimum", "from optimum.exporters.onnx import main_export"),
+    ("torch.onnx", "torch", "import torch.onnx, transformers"),
+)
+"""Package, environment, and what its users import."""
+_LARGE = {"max_position_embeddings": 32768, "rms_norm_eps": 1e-6, "tie_word_embeddings": False}
+GRAPHS: dict[str, dict[str, Any]] = {
+    "7B, 28 layers (Qwen2.5-7B)": {
+        **_LARGE,
+        "model_type": "qwen2",
+        "vocab_size": 152064,
+        "hidden_size": 3584,
+        "intermediate_size": 18944,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 28,
+        "num_key_value_heads": 4,
+    },
+    "70B, 80 layers (Llama-3.1-70B)": {
+        **_LARGE,
+        "model_type": "llama",
+        "vocab_size": 128256,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+    },
+    "30B-A3B, 48 layers (Qwen3-30B-A3B)": {
+        **_LARGE,
+        "model_type": "qwen3_moe",
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 48,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "moe_intermediate_size": 768,
+        "norm_topk_prob": True,
+    },
+}
+"""Configurations that graphs are built of without weights."""
 PEER_LIBRARIES = ("onnxruntime-genai", "optimum-onnx", "torch", "transformers")
 
 
@@ -45,9 +95,9 @@ def commands(peers: Path, source: Path, precision: str, out: Path) -> dict[str, 
     # As the peer's: one table for embedding and head.
     quantized = ["--quantize", "int4", "--quantize-embeddings"]
     ours += ["--dtype", "f32", *(quantized if precision == "int4" else [])]
-    last = [*ours, "--last-token-logits"]
-    last[last.index(str(out / OURS))] = str(out / OURS_LAST)
-    found = {OURS: [*ours, "--all-logits"], OURS_LAST: last}
+    every = [*ours, "--all-logits"]
+    every[every.index(str(out / OURS))] = str(out / OURS_ALL)
+    found = {OURS: ours, OURS_ALL: every}
     genai = peers / "genai" / "bin" / "python"
     if genai.exists():
         name = "onnxruntime-genai builder"
@@ -68,9 +118,54 @@ def commands(peers: Path, source: Path, precision: str, out: Path) -> dict[str, 
     return found
 
 
-def build(command: Sequence[str], out: Path) -> dict[str, float]:
-    """Run `command`, which writes the folder `out`; return seconds, peak memory and bytes."""
-    shutil.rmtree(out, ignore_errors=True)
+def compare_imports(peers: Path, rounds: int) -> dict[str, dict[str, float]]:
+    """Return the seconds that each package takes to start, and to be imported."""
+    found = {}
+    for name, environment, statement in IMPORTS:
+        python = peers / environment / "bin" / "python" if environment else Path(sys.executable)
+        if python.exists():
+            runs = [build([str(python), "-c", statement], None) for _ in range(rounds)]
+            found[f"{name}: {statement}"] = {
+                key: round(statistics.median(run[key] for run in runs), 2)
+                for key in ("seconds", "cpu_seconds", "peak_memory_MB")
+            }
+    return found
+
+
+def compare_graphs(peers: Path, scratch: Path) -> dict[str, dict[str, Any]]:
+    """Return what it takes to build a graph without weights, everything from start to end."""
+    found: dict[str, dict[str, Any]] = {}
+    torch = peers / "torch" / "bin" / "python"
+    for name, config in GRAPHS.items():
+        folder = scratch / "config"
+        folder.mkdir(exist_ok=True)
+        (folder / "config.json").write_text(json.dumps(config), "utf-8")
+        out = scratch / "graph"
+        ours = [sys.executable, "-m", "mobius", "build", str(folder), str(out), "--no-weights"]
+        commands = {OURS: [*ours, "--ep", "cpu", "--dtype", "f32"]}
+        if torch.exists():
+            script = str(HERE / "peer_torch.py")
+            commands["torch.onnx"] = [str(torch), script, str(folder), str(out), "--no-weights"]
+        found[name] = {}
+        for builder, command in commands.items():
+            try:
+                measured = build(command, out)
+            except RuntimeError as error:  # the peer's answer, which is a result too
+                if builder == OURS:
+                    raise
+                lines = [line for line in str(error).splitlines() if "Error" in line]
+                found[name][builder] = {"fails": lines[-1][:160] if lines else str(error)[-160:]}
+                continue
+            found[name][builder] = {
+                key: round(measured[key], 2) for key in ("seconds", "cpu_seconds", "peak_memory_MB")
+            }
+    return found
+
+
+def build(command: Sequence[str], out: Path | None) -> dict[str, float]:
+    """Run `command`, which may write the folder `out`; return seconds, peak memory and bytes."""
+    if out is not None:
+        shutil.rmtree(out, ignore_errors=True)
     begin = time.perf_counter()
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -86,7 +181,9 @@ def build(command: Sequence[str], out: Path) -> dict[str, float]:
         "seconds": seconds,
         "cpu_seconds": usage.ru_utime + usage.ru_stime,
         "peak_memory_MB": usage.ru_maxrss * 1024 / 1e6,
-        "bytes_MB": sum(p.stat().st_size for p in out.rglob("*") if p.is_file()) / 1e6,
+        "bytes_MB": 0.0
+        if out is None
+        else sum(p.stat().st_size for p in out.rglob("*") if p.is_file()) / 1e6,
     }
 
 
@@ -125,13 +222,12 @@ def compare_speed(
                 runs[name].append(generate.in_a_process(folder, length, 32, threads))
         result[f"prompt of {length}"] = {
             name: {
-                **generate.medians(measured),
+                **generate.medians(measured, MEASURES),
                 **{
-                    f"{key}_{ours}_to_it": generate.spread(
-                        [a[key] / b[key] for a, b in zip(runs[ours], measured, strict=True)]
+                    f"{key}_ours_to_it": generate.spread(
+                        [a[key] / b[key] for a, b in zip(runs[OURS], measured, strict=True)]
                     )
-                    for key in generate.MEASURES
-                    for ours in (OURS, OURS_LAST)
+                    for key in MEASURES
                 },
             }
             for name, measured in runs.items()
@@ -194,6 +290,11 @@ def main() -> None:
             source = scratch / "checkpoint"
             # In a process of its own: Linux counts the memory of a parent for its children.
             subprocess.run([sys.executable, str(HERE / "checkpoint.py"), str(source)], check=True)
+        for key, compare in (
+            ("import", lambda: compare_imports(arguments.peers, arguments.builds)),
+            ("without weights", lambda: compare_graphs(arguments.peers, scratch)),
+        ):
+            result[key] = reused[key] if key in reused else compare()
         for precision in arguments.precisions:
             out = scratch / precision
             found = commands(arguments.peers, source, precision, out)
