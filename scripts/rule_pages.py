@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import importlib
 import inspect
+import itertools
 import pkgutil
 import textwrap
 from collections.abc import Iterator
@@ -20,6 +21,7 @@ from types import ModuleType
 import onnx_ir as ir
 
 from mobius.pipeline import plan_for
+from mobius.quantization import QuantizationConfig
 from mobius.roles import Role
 from mobius.stage import Target
 from mobius_eps.builtin import BUILTIN_EPS
@@ -116,8 +118,9 @@ def uses() -> dict[str, Use]:
     homes = {name: module.__name__ for module in modules() for name in _names(module)}
     found: dict[str, Use] = collections.defaultdict(Use)
     for each in BUILTIN_EPS:
-        for dtype in (dtype for dtype in DTYPES if dtype in each.dtypes):
-            target = Target(each, dtype, Role.DECODER)
+        dtypes = [dtype for dtype in DTYPES if dtype in each.dtypes]
+        for dtype, quantization in itertools.product(dtypes, (None, QuantizationConfig())):
+            target = Target(each, dtype, Role.DECODER, quantization=quantization)
             for stage in plan_for(target):
                 for rule in getattr(stage.make(target), "rules", ()):
                     module = type(rule).__module__

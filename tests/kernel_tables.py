@@ -28,6 +28,10 @@ _CONTRIB_INPUTS: Mapping[str, Mapping[int, str]] = {
     "GatherBlockQuantized": {0: "T1", 1: "Tind", 2: "T2", 3: "T1"},
     "GroupQueryAttention": {5: "M", 6: "M"},
     "MatMulNBits": {0: "T1", 1: "T2", 2: "T1", 3: "T3", 4: "T4", 5: "T1"},
+    "QMoE": {
+        **dict.fromkeys((2, 5, 8, 11, 12, 13), "T1"),
+        **dict.fromkeys((3, 6, 9), "T2"),
+    },
     "RotaryEmbedding": {1: "M"},
 }
 _SPELLED = {"FLOAT": "float", "DOUBLE": "double"}

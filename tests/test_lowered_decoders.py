@@ -22,7 +22,7 @@ from mobius.models import CausalLMModel
 DECODE_STEPS = 3
 LENGTHS = (12, 9)
 # f16 has 10 bits of fraction: of logits of about 4, half a step is 2e-3, and errors add up.
-TOLERANCES = {"f32": 2e-5, "f16": 4e-2}
+TOLERANCES = {"f32": 3e-5, "f16": 4e-2}
 TARGETS = [
     ("webgpu", "f32", None),
     ("dml", "f32", None),

@@ -36,13 +36,16 @@ class PageError(AssertionError):
 
 
 def _pip(arguments: list[str]) -> None:
-    """Check `pip install NAME[extra]`: ours with an extra that it has, or something we need."""
+    """Check `pip install NAME[extra]`: ours with an extra that it has, or something we need.
+
+    Ours may be named by its folder.
+    """
     if arguments[:1] != ["install"]:
         raise PageError(f"pip {arguments} is no installation")
     projects = {path.parent.name: path for path in PACKAGES.glob("*/pyproject.toml")}
     needed = "".join(path.read_text("utf-8") for path in [ROOT / PROJECT, *projects.values()])
     for argument in arguments[1:]:
-        name, _, extras = argument.rstrip("]").partition("[")
+        name, _, extras = argument.removeprefix("packages/").rstrip("]").partition("[")
         if name in projects:
             content = tomllib.loads(projects[name].read_text("utf-8"))["project"]
             missing = set(filter(None, extras.split(","))) - content.get(EXTRAS, {}).keys()

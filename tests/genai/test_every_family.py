@@ -28,7 +28,10 @@ REFUSED = {
     "mamba": "no cache of keys and values",
     "mamba2": "no cache of keys and values",
     "minimax": "only for the same layers",
-    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "youtu"), "differ in shape"),
+    **dict.fromkeys(
+        ("deepseek_v2", "deepseek_v3", "glm4_moe_lite", "minicpm3", "mistral4", "youtu"),
+        "differ in shape",
+    ),
 }
 # Both recompute a text of LongRoPE, at the length where its second table begins; for
 # onnxruntime-genai that is always 4,096 tokens, and so these texts are longer from the start.

@@ -181,6 +181,15 @@ CONFIGS |= {
         "attention_bias": True,
         "rope_parameters": {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0},
     },
+    "granite_swa": {
+        **_SLIDING,
+        "attention_bias": True,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.4,
+        "logits_scaling": 2.0,
+        "attention_multiplier": 0.3,
+        "layer_rope_theta": [500.0, 10000.0, 0],
+    },
     "hyperclovax": {
         "embedding_multiplier": 3.0,
         "residual_multiplier": 0.4,
@@ -262,6 +271,26 @@ _ROUTED_EXPERTS = {
     "routed_scaling_factor": 1.5,
 }
 CONFIGS |= {
+    "afmoe": {
+        **_SPECIAL_TOKENS,
+        **_SLIDING,
+        **_EXPERTS,
+        "num_dense_layers": 1,
+        "num_shared_experts": 2,
+        "route_scale": 1.5,
+        "mup_enabled": True,
+    },
+    "cohere2_moe": {
+        **_SPECIAL_TOKENS,
+        **_SLIDING,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "num_shared_experts": 2,
+        "mlp_layer_types": ["sparse", "dense", "sparse"],
+        "prefix_dense_intermediate_size": 80,
+        "logit_scale": 1.0,
+        "attention_bias": True,
+    },
     "dots1": {
         **_SPECIAL_TOKENS,
         **_ROUTED_EXPERTS,
@@ -301,6 +330,14 @@ CONFIGS |= {
         "num_experts_per_tok": 2,
         "shared_intermediate_size": 48,
         "attention_multiplier": 0.3,
+    },
+    "granitemoe_swa": {
+        **_SLIDING,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 48,
+        "attention_multiplier": 0.3,
+        "layer_rope_theta": [500.0, 10000.0, 0],
     },
     "hunyuan_v1_moe": {
         "attention_bias": True,
@@ -608,6 +645,32 @@ CONFIGS |= {
         "attention_bias": True,
         "rope_parameters": _LATENT_YARN,
     },
+    "minicpm3": {
+        **_SPECIAL_TOKENS,
+        **_LATENT,
+        "attention_bias": True,
+        "mlp_bias": True,
+        "scale_emb": 3,
+        "dim_model_base": 32,
+        "rope_parameters": {
+            "rope_type": "longrope",
+            "rope_theta": 10000.0,
+            "short_factor": [1.0 + 0.1 * i for i in range(4)],
+            "long_factor": [2.0] * 4,
+            "original_max_position_embeddings": 10,
+        },
+    },
+    "mistral4": {
+        **_SPECIAL_TOKENS,
+        **_LATENT,
+        **_LATENT_EXPERTS,
+        "topk_group": 2,
+        "rope_parameters": {
+            **_LATENT_YARN,
+            "original_max_position_embeddings": 4,
+            "llama_4_scaling_beta": 0.5,
+        },
+    },
     "youtu": {**_LATENT, "rope_interleave": False, "tie_word_embeddings": True},
     "glm4_moe_lite": {
         **_LATENT,
@@ -660,6 +723,15 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "falcon",
         {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
     ),
+    "cohere2_moe-sigmoid": (
+        "cohere2_moe",
+        {
+            "expert_selection_fn": "sigmoid",
+            "shared_expert_combination_strategy": "sum",
+            "rms_norm_eps": 1e-6,
+            "prefix_dense_sliding_window_pattern": 2,
+        },
+    ),
     "deepseek_v2-lite": (
         "deepseek_v2",
         {"q_lora_rank": None, "topk_method": "greedy", "n_group": None, "topk_group": None},
@@ -703,6 +775,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 
 # transformers' eager attention adds the bias twice: with the scores, and in the mask.
 _NOT_EAGER = frozenset({"falcon-alibi"})
+# transformers has these, and does not find them by their configuration.
+_NOT_AUTOMATIC = {"mistral4": transformers.Mistral4ForCausalLM}
 
 
 def make_config(model_type: str, **overrides: Any) -> transformers.PretrainedConfig:
@@ -718,9 +792,13 @@ def make_model(model_type: str, seed: int = 0, **overrides: Any) -> transformers
     attention = "sdpa" if model_type in _NOT_EAGER else "eager"
     config = make_config(model_type, **overrides)
     torch.manual_seed(seed)
-    model = transformers.AutoModelForCausalLM.from_config(
-        config, attn_implementation=attention, dtype=torch.float32
-    ).eval()
+    if model_type in _NOT_AUTOMATIC:
+        config._attn_implementation = attention
+        model = _NOT_AUTOMATIC[model_type](config).eval()
+    else:
+        model = transformers.AutoModelForCausalLM.from_config(
+            config, attn_implementation=attention, dtype=torch.float32
+        ).eval()
     randomize(model, seed)
     return model
 

@@ -31,7 +31,13 @@ BOUNDS = {"f32": 1e-4, "f16": 3e-2}
 OF_OWN_FLOAT16 = 3.0
 # With other weights a router's choice is nearer to a tie than float16 can tell apart, or, for
 # ministral3, rounding adds up to a little more than the bound.
-FLOAT16_SEEDS = {"ministral3": 1, "phimoe": 1, "gemma4_text-experts": 3}
+FLOAT16_SEEDS = {
+    "gemma4_text-experts": 3,
+    "granitemoe_swa": 1,
+    "ministral3": 1,
+    "mistral4": 1,
+    "phimoe": 1,
+}
 DECODE_STEPS = 4
 
 

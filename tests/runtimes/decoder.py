@@ -36,10 +36,12 @@ class RuntimeDecoder:
             if name.startswith("past_key_values."):
                 assert value.dtype is not None
                 assert value.shape is not None
-                _, heads, _, size = value.shape
-                assert isinstance(heads, int)
-                assert isinstance(size, int)
-                self._cache[name] = np.zeros((batch, heads, 0, size), value.dtype.numpy())
+                # The batch, and the tokens before in a cache of keys and values.
+                sizes = [
+                    size if isinstance(size, int) else 0 if axis else batch
+                    for axis, size in enumerate(value.shape)
+                ]
+                self._cache[name] = np.zeros(sizes, value.dtype.numpy())
 
     def step(
         self, tokens: npt.NDArray[np.int64], mask: npt.NDArray[np.int64]

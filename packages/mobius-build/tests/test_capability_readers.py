@@ -133,7 +133,7 @@ def test_dtypes_decide_what_is_built() -> None:
             package = build_from_module(module, CONFIG, dtype=BF16, **arguments)
             assert isinstance(package, ModelPackage)
             continue
-        with pytest.raises(ValueError, match="'narrow' does not run BFLOAT16; it runs FLOAT, "):
+        with pytest.raises(ValueError, match="'narrow' does not run bf16; it runs f32, "):
             build_from_module(module, CONFIG, dtype=BF16, **arguments)
 
 

@@ -75,7 +75,7 @@ def test_build_passes_its_options_on_and_saves(
         "cache_dir": tmp_path,
         "offline": True,
     }
-    assert result.stdout.startswith(f"Saved org/name for default in {tmp_path / 'out'} (0.0 MB)")
+    assert result.stdout.startswith(f"Saved org/name for default to {tmp_path / 'out'} (0.0 MB)")
     assert result.stderr == ""  # no terminal, no progress
     assert ModelPackage.load(tmp_path / "out").is_loaded
 
@@ -109,7 +109,7 @@ def test_trace_is_a_table_on_stderr(
     traced = run("build", "m", tmp_path / "traced", "--ep", "cpu", "--trace")
     assert traced.exit_code == 0, traced.output
     assert traced.stdout.startswith("Saved m for cpu")
-    assert "model: decoder for cpu FLOAT, " in traced.stderr
+    assert "model: decoder for cpu in f32, " in traced.stderr
     (fusion,) = [line for line in traced.stderr.splitlines() if "GQAFusion" in line]
     assert fusion.split()[:3] == ["2", "GQAFusion", "2"]
     assert "+2 GroupQueryAttention" in squeezed(traced.stderr)

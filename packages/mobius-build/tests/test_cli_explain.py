@@ -29,11 +29,16 @@ def test_plan_and_refusals(run: Run, package: Path) -> None:
     result = run("explain", package, "--ep", "cpu")
     assert result.exit_code == 0, result.output
     text = squeezed(result.stdout)
-    assert text.startswith("model: decoder for cpu FLOAT, ")
+    assert text.startswith("model: decoder for cpu in f32, ")
     stages = [line.split()[:2] for line in result.stdout.splitlines() if line.startswith(" 2 ")]
     assert ["2", "GQAFusion"] in stages
     assert "GQAFusion left 2 Attention alone: The mask of Attention" in text
-    assert "Not run for this target: " in text
+    assert (
+        "PackedMultiHeadAttention did not run. It needs a model that is no decoder, and "
+        "PackedMultiHeadAttention in the dtype. For cpu supports_packed_multi_head_attention is "
+        "False." in text
+    )
+    assert "Not needed: RaiseOpset, " in text
     assert "SeparateRoPE" in text
     assert "UserWarning: GQA fusion expected" in result.stderr
 
@@ -41,7 +46,9 @@ def test_plan_and_refusals(run: Run, package: Path) -> None:
 def test_nothing_refused(run: Run, package: Path) -> None:
     result = run("explain", package, "--ep", "onnx-standard")
     assert result.exit_code == 0, result.output
-    assert "No rule found a candidate that it had to leave as it is." in result.stdout
+    text = squeezed(result.stdout)
+    assert "The stages that ran left no candidate as it was." in text
+    assert "GQAFusion did not run. It needs a decoder, and GroupQueryAttention in the" in text
     assert result.stderr == ""
 
 

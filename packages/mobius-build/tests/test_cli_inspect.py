@@ -35,7 +35,7 @@ def test_a_package(run: Run, package: Path) -> None:
     assert result.exit_code == 0, result.output
     text = squeezed(result.stdout)
     assert text.startswith(
-        "org/name at 0123abc for cpu FLOAT; takes rows padded on the right; built by Mobius "
+        "org/name at 0123abc for cpu in f32; takes rows padded on the right; built by Mobius "
     )
     assert "model (decoder): " in text
     assert "in input_ids INT64 [batch, sequence_length]" in text
@@ -106,8 +106,8 @@ def test_a_file_of_someone_else(run: Run, tmp_path: Path) -> None:
     ("files", "hint"),
     [
         (["config.json"], "It looks like a checkpoint: `mobius build` makes a package of it."),
-        (["a.onnx", "b.onnx"], "It has a.onnx, b.onnx."),
-        ([], "has it model.onnx."),
+        (["a.onnx", "b.onnx"], "It has a.onnx, b.onnx: name one of them."),
+        ([], "has it model.onnx. Name a package's folder, or an .onnx file."),
     ],
 )
 def test_a_folder_without_a_model(tmp_path: Path, files: list[str], hint: str) -> None:

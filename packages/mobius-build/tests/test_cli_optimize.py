@@ -29,7 +29,7 @@ def test_into_another_folder(run: Run, source: Path, tmp_path: Path) -> None:
     result = run("optimize", source, out, "--ep", "onnx-standard")
     assert result.exit_code == 0, result.output
     text = squeezed(result.stdout)
-    assert text.startswith(f"Optimised {source} for onnx-standard FLOAT in {out} (0.0 MB) and ")
+    assert text.startswith(f"Optimised {source} for onnx-standard in f32 to {out} (0.0 MB) and ")
     assert "out.onnx.data (0.3 MB): " in text
     assert "keep them together" not in text
     assert verify(source, out).same
@@ -51,7 +51,7 @@ def test_trace_and_report(run: Run, source: Path, tmp_path: Path) -> None:
     )
     assert result.exit_code == 0, result.output
     text = squeezed(result.stderr)
-    assert "model: decoder for cpu FLOAT" in text
+    assert "model: decoder for cpu in f32" in text
     assert "GQAFusion left 2 Attention alone: The mask of Attention" in text
     assert "UserWarning: GQA fusion expected" in text
     html = page.read_text("utf-8")
@@ -65,7 +65,7 @@ def test_options_reach_the_optimiser(run: Run, source: Path, tmp_path: Path) -> 
         *("--dtype", "float32", "--role", "encoder", "--opset", "23", "--trace"),
     )
     assert result.exit_code == 0, result.output
-    assert "model: encoder for cpu FLOAT" in result.stderr
+    assert "model: encoder for cpu in f32" in result.stderr
     assert "UserWarning" not in result.stderr
 
 

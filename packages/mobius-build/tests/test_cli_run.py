@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -65,6 +66,32 @@ def test_the_likeliest_text(run: Run, package: Path) -> None:
     )
 
 
+def test_json(run: Run, package: Path) -> None:
+    result = run("run", package, "the cat sat", "-n", 9, "--json")
+    assert (result.exit_code, result.stderr) == (0, "")
+    told = json.loads(result.stdout)
+    codec = TextCodec(package)
+    tokens = codec.encode("the cat sat")
+    assert told["tokens"] == list(generate(TextDecoder(package), tokens, max_new_tokens=9))
+    assert told["text"] + "\n" == expected(package, "the cat sat")
+    for part, count in (("prefill", 3), ("decode", 8)):
+        assert told[part]["tokens"] == count
+        speed = count / told[part]["seconds"]
+        assert told[part]["tokens_per_second"] == pytest.approx(speed, rel=0.02)
+    rest = {name: told[name] for name in ("package", "providers", "shared_cache")}
+    assert rest == {
+        "package": str(package),
+        "providers": ["CPUExecutionProvider"],
+        "shared_cache": True,
+    }
+    one = json.loads(run("run", package, "the cat sat", "-n", 1, "--json").stdout)
+    assert one["tokens"] == told["tokens"][:1]
+    assert one["decode"] == {"tokens": 0, "seconds": 0.0, "tokens_per_second": None}
+    failed = run("run", package, "", "--json")
+    assert (failed.exit_code, failed.stdout) == (1, "")
+    assert json.loads(failed.stderr)["kind"] == "RunError"
+
+
 def test_a_prompt_from_standard_input(package: Path) -> None:
     result = CliRunner().invoke(app, ["run", str(package), "-", "-n", "9"], input="the cat sat\n")
     assert result.stdout == expected(package, "the cat sat")
@@ -87,6 +114,25 @@ def test_sampled_texts(run: Run, package: Path, options: list[Any], sampler: Sam
     assert result.stdout == expected(package, "the cat", sampler)
 
 
+def test_bytes_that_are_no_text(package: Path) -> None:
+    for command, data in ((["-"], b"the \xff cat"), (["the \udcff cat"], b"")):
+        result = CliRunner().invoke(app, ["run", str(package), *command], input=data)
+        assert result.exit_code == 1
+        panel = " ".join(result.stderr.replace("│", " ").split())
+        assert "The text has a byte at position 4 that is not UTF-8. Give it in UTF-8." in panel
+
+
+def test_several_graphs_generate_nothing(run: Run, package: Path) -> None:
+    path = package / "mobius.json"
+    manifest = json.loads(path.read_text())
+    manifest["models"]["other"] = manifest["models"]["model"]
+    path.write_text(json.dumps(manifest))
+    result = run("run", package, "x")
+    assert "is not a package with one text decoder" in " ".join(
+        result.stderr.replace("│", " ").split()
+    )
+
+
 def test_chat(run: Run, package: Path) -> None:
     result = run("run", package, "cat", "-n", 9, "--chat", "--system", "mat")
     assert result.stdout == expected(package, "on a mat the cat it was")
@@ -95,6 +141,8 @@ def test_chat(run: Run, package: Path) -> None:
 def test_what_is_wrong(run: Run, package: Path, tmp_path: Path) -> None:
     for arguments, message in (
         ((tmp_path, "x"), r"mobius.json is missing"),
+        ((tmp_path / "nowhere", "x"), r"nowhere does not exist. Name the folder of a package"),
+        ((package / "model.onnx", "x"), r"model.onnx is a file. Name the folder of a package"),
         ((package, "x", "--temperature", -1), r"temperature is -1.0; needed: a number above 0"),
         ((package, ""), r"The prompt has 0 tokens"),
         ((package, "x", "--provider", "Nowhere"), r"has no \['Nowhere'\]"),
@@ -105,3 +153,8 @@ def test_what_is_wrong(run: Run, package: Path, tmp_path: Path) -> None:
     assert run("run", package, "x", "--system", "y").exit_code == 2
     (package / "tokenizer.json").unlink()
     assert "tokenizer.json is missing" in run("run", package, "x").stderr
+    (package / "model.onnx.data").unlink()
+    result = run("run", package, "x")
+    assert result.exit_code == 1
+    panel = " ".join(result.stderr.replace("│", " ").split())
+    assert "model.onnx.data, which holds weights of model.onnx, is missing. Copy it" in panel

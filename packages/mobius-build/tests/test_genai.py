@@ -342,6 +342,29 @@ def test_a_loaded_package_keeps_it(decoder: MakeDecoder, tmp_path: Path) -> None
         assert again == written[name.removesuffix(".json")]
 
 
+def test_a_loaded_package_for_another_provider_has_none(
+    decoder: MakeDecoder, tmp_path: Path
+) -> None:
+    """The one that it was loaded with names the old provider, and is not carried on."""
+    save(decoder(execution_provider="cpu"), tmp_path / "out")
+    assert (tmp_path / "out" / "genai_config.json").exists()
+    loaded = ModelPackage.load(tmp_path / "out")
+    report = mobius.optimize_model(loaded["model"], "webgpu", "f32")
+    webgpu = mobius.get_ep("webgpu")
+    again = loaded.with_build(ep=webgpu, dtype=ir.DataType.FLOAT, reports={"model": report})
+    again.save(tmp_path / "again")
+    assert not (tmp_path / "again" / "genai_config.json").exists()
+    before, manifest = (
+        json.loads((tmp_path / name / "mobius.json").read_text()) for name in ("out", "again")
+    )
+    assert manifest["execution_provider"] == "webgpu"
+    assert "genai_config.json" not in manifest["files"]
+    assert manifest["generation"] == before["generation"] | {
+        "genai_refusal": "it was loaded, and built again for another execution provider."
+    }
+    assert ModelPackage.load(tmp_path / "again").ep == "webgpu"
+
+
 def test_the_name_is_taken(decoder: MakeDecoder, tmp_path: Path) -> None:
     theirs = tmp_path / "GENAI_config.json"
     theirs.write_text("{}")

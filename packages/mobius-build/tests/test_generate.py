@@ -76,6 +76,20 @@ def test_the_cache_changes_nothing(
     assert list(generate(text, [5], max_new_tokens=6)) == without_cache(folder, [5], 6)
 
 
+def test_another_provider_than_the_package_is_for_is_told(
+    decoder: MakeDecoder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = saved(decoder(execution_provider="webgpu", dtype="f32"), tmp_path / "out")
+    assert TextDecoder(folder).providers == ("CPUExecutionProvider",)
+    assert caplog.messages == [
+        "The package is for WebGpuExecutionProvider, which this ONNX Runtime lacks; it runs on "
+        "CPUExecutionProvider."
+    ]
+    caplog.clear()
+    TextDecoder(folder, providers=["CPUExecutionProvider"])
+    assert caplog.messages == []
+
+
 def test_logits_of_a_prompt_in_parts(decoder: MakeDecoder, tmp_path: Path) -> None:
     text = TextDecoder(saved(decoder(execution_provider="cpu"), tmp_path / "out"))
     whole = text.read(PROMPT)

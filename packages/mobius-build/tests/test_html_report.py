@@ -15,7 +15,7 @@ from mobius.errors import ReportError
 from mobius.html_report import html_report, write_html_report
 from mobius.layer_graph import Layer, LayerGraph, LayerNode
 from mobius.package import ModelPackage
-from mobius.report import OpDelta, OptimizationReport, StageRecord
+from mobius.report import LeftOut, OpDelta, OptimizationReport, StageRecord
 from mobius.stage import Phase
 from mobius_ir_rules.match_log import Refusal
 
@@ -106,7 +106,7 @@ def test_contents() -> None:
     page = Page(html_report({"model": report()}, title="org/name for cuda"))
     assert page.texts["title"][0] == page.texts["h1"][0] == "org/name for cuda"
     assert page.texts["h2"] == ["model"]
-    assert page.texts["dd"] == ["cuda", "FLOAT16", "decoder", "12 → 10", "2", "3"]
+    assert page.texts["dd"] == ["cuda", "f16", "decoder", "12 → 10", "2", "3"]
     assert page.row("1 Cleanup") == [
         "1 Cleanup",
         "Cleanup",
@@ -121,6 +121,17 @@ def test_contents() -> None:
     assert page.row("Attention") == ["Attention", "5", "", "3", "", "−2"]
     assert page.row("com.microsoft::GroupQueryAttention")[1:] == ["0", "", "2", "", "+2"]
     assert page.row("MatMul")[-1] == "–"
+
+
+def test_stages_that_did_not_run() -> None:
+    without = Page(html_report({"model": report()}, title="t"))
+    assert "Stages that did not run" not in without.texts["h3"]
+    reason = "It needs <a decoder>."
+    page = Page(
+        html_report({"m": report(left_out=(LeftOut(Phase.FUSION, "PackQKV", reason),))}, title="t")
+    )
+    assert "Stages that did not run" in page.texts["h3"]
+    assert page.rows[-1] == ["2 Fusion", "PackQKV", reason]
 
 
 def test_bars_are_as_long_as_the_counts() -> None:

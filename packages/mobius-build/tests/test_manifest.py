@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -84,6 +85,30 @@ def edited(**changes: Any) -> str:
 def test_what_is_wrong_is_named(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(PackageLoadError, match=message):
         Manifest.from_json(edited(**changes), where="out/mobius.json")
+
+
+def test_a_manifest_of_an_older_mobius_lacks_what_has_a_default() -> None:
+    """Fields were added after the first release, and unknown ones may come: neither is damage."""
+    document = json.loads(MANIFEST.to_json())
+    document["new"] = document["models"]["model"]["new"] = 1
+    for fields, kind in ((document, Manifest), (document["models"]["model"], ModelEntry)):
+        for field in dataclasses.fields(kind):
+            if field.default is not dataclasses.MISSING or field.name in ("files", "versions"):
+                del fields[field.name]
+    read = Manifest.from_json(json.dumps(document), where="x")
+    assert read == dataclasses.replace(
+        MANIFEST, files=(), versions={}, runtime=None, generation=None, quantization=None
+    )
+    document["generation"] = {"context_length": 8, "shared_cache": False}
+    read = Manifest.from_json(json.dumps(document), where="x")
+    assert read.generation == GenerationEntry(context_length=8, shared_cache=False)
+
+
+def test_a_newer_manifest_names_the_mobius_that_wrote_it() -> None:
+    with pytest.raises(PackageLoadError, match=r"wrote it \(mobius-build 0\.1\.0\), or build"):
+        Manifest.from_json(edited(format_version=2), where="x")
+    with pytest.raises(PackageLoadError, match=r"wrote it \(mobius-build \?\), or build"):
+        Manifest.from_json(edited(format_version=2, versions=...), where="x")
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '"a"'])

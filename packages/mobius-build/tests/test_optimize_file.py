@@ -297,6 +297,25 @@ def test_files_that_are_no_models(tmp_path: Path, content: bytes) -> None:
     assert not (tmp_path / "out.onnx").exists()
 
 
+def test_what_is_wrong_inside_is_told(tmp_path: Path) -> None:
+    """A reader's error says where in the file it was, the one that it goes back to says what."""
+    model = onnx.parser.parse_model(
+        """<ir_version: 10, opset_import: ["" : 20]>
+        g (float[2] x) => (float[2] y) <float[2] w = {1.0, 2.0}> { y = Add(x, w) }"""
+    )
+    (weight,) = model.graph.initializer
+    weight.ClearField("float_data")
+    weight.raw_data = b"abc"
+    path, out = tmp_path / "in.onnx", tmp_path / "out.onnx"
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFileError, match="'w' has 3 bytes, and its shape and dtype need 8"):
+        optimize_file(path, out)
+    weight.raw_data, weight.data_type = bytes(8), 77
+    path.write_bytes(model.SerializeToString())
+    with pytest.raises(ModelFileError, match=r"not a readable ONNX file .*77"):
+        optimize_file(path, out)
+
+
 def test_data_that_are_missing_or_cut_off(source: Path, tmp_path: Path) -> None:
     data = source.with_name("model.onnx.data")
     data.write_bytes(data.read_bytes()[:-1])

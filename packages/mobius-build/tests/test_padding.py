@@ -7,6 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 
 import mobius
@@ -52,6 +53,29 @@ def test_attention_stays_where_the_kernel_takes_no_bias(decoder: Make, ep: str) 
     for refusal in stage.refusals:
         assert "would need attention_bias" in refusal.reason
         assert "padded on the left" in refusal.reason
+    assert not package.reports["model"].warnings
+
+
+def test_a_kernel_that_reads_no_lengths_gets_the_mask(decoder: Make, tmp_path: Path) -> None:
+    """MLX's takes every row to be full: what it is told must be right for any padding."""
+    package = decoder(execution_provider="mlx", dtype="f32")
+    assert op_counts(package["model"])[GQA] == 2
+    made = {node.op_type for node in package["model"].graph}
+    assert "ReduceSum" not in made  # of the mask: nothing counts the tokens of a row
+    package.save(tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "mobius.json").read_text())["padding"] == "any"
+    neither = mobius.EpCapabilities(
+        name="neither",
+        gqa_dtypes={ir.DataType.FLOAT},
+        lacks=[
+            mobius.Lack("GroupQueryAttention", "com.microsoft", attribute=attribute)
+            for attribute in ("attention_bias", "seqlens_k")
+        ],
+    )
+    package = decoder(execution_provider=neither, dtype="f32", weights=False)
+    assert op_counts(package["model"])[GQA] == 0
+    refusals = package.reports["model"].refusals
+    assert len([each for each in refusals if "does not read the lengths" in each.reason]) == 2
     assert not package.reports["model"].warnings
 
 

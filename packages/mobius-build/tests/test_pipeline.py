@@ -20,9 +20,11 @@ from mobius.op_support import (
     runs_node,
     uses_of,
     wrong_attributes,
+    wrong_uses,
 )
 from mobius.opsets import UnsupportedOpsetError
-from mobius.pipeline import STAGES, plan, plan_for
+from mobius.pipeline import STAGES, left_out, plan, plan_for
+from mobius.quantization import QuantizationConfig
 from mobius.roles import Role
 from mobius.stage import Phase, Target
 from mobius.tasks.base import OPSET_VERSION
@@ -80,6 +82,8 @@ def test_names_are_those_of_the_specification() -> None:
         "PackedMultiHeadAttention",
         "BiasGelu",
         "Quantize",
+        "FusedFloatMatMul",
+        "QMoEFusion",
     ]
     assert [stage.name for stage in STAGES if stage.phase is Phase.INLINE] == [
         "LowerMatMulNBits",
@@ -100,6 +104,32 @@ def test_names_are_those_of_the_specification() -> None:
         "EliminateShape",
         "LowerOpset",
     ]
+
+
+def test_a_stage_says_when_it_runs() -> None:
+    fields = {field.name for field in dataclasses.fields(EpCapabilities)}
+    always = {stage.name for stage in STAGES if not stage.needs}
+    assert always == {
+        *("Cleanup", "RMSNormFusion", "LayerNormFusion", "RotaryFusion", "AttentionFusion"),
+        *("InlinePass", "Fold"),
+    }
+    for ep in EPS:
+        target = Target(ep_registry[ep], ir.DataType.BFLOAT16, Role.VISION)
+        ran = {stage.name for stage in plan_for(target)}
+        reasons = {each.name: each.reason for each in left_out(target)}
+        assert always <= ran
+        assert {*ran, *reasons} == {stage.name for stage in STAGES}
+        assert ran.isdisjoint(reasons)
+    assert all(set(stage.reads) <= fields for stage in STAGES)
+
+
+def test_why_a_stage_does_not_run() -> None:
+    target = Target(ep_registry["dml"], ir.DataType.FLOAT, Role.DECODER)
+    reasons = {each.name: each.reason for each in left_out(target)}
+    assert reasons["GQAFusion"] == (
+        "It needs a decoder, and GroupQueryAttention in the dtype. For dml gqa_dtypes is f16."
+    )
+    assert reasons["LowerOr"] == "It needs a target that lacks Or, or a use of it."
 
 
 @pytest.mark.parametrize("role", [role for role in Role if role is not Role.DECODER])
@@ -276,6 +306,37 @@ def test_runs_asks_opset_and_uses() -> None:
     assert not runs(_target(float16), "", "Attention")
     assert runs_node(_target(float16), plain)
     assert lacks_of(_target(float16), "", "Attention")[0].reason == "none"
+
+
+def test_experts_are_fused_when_it_is_known_what_they_are() -> None:
+    def fused(ep: str, dtype: str, quantization: QuantizationConfig | None) -> list[str]:
+        target = dataclasses.replace(_target(ep, dtype), quantization=quantization)
+        names = [stage.name for stage in plan_for(target)]
+        return [name for name in names if "MoE" in name or name == "Quantize"]
+
+    assert fused("cpu", "f32", None) == ["MoEFusion"]
+    assert fused("cpu", "f32", QuantizationConfig()) == ["Quantize", "QMoEFusion"]
+    # There is no MoE in float16, and QMoE is made of integers alone.
+    assert fused("cpu", "f16", None) == []
+    assert fused("cpu", "f16", QuantizationConfig()) == ["Quantize", "QMoEFusion"]
+    assert fused("onnx-standard", "f32", QuantizationConfig()) == ["Quantize"]
+
+
+def test_values_of_attributes_decide() -> None:
+    def node(**attributes: int) -> ir.Node:
+        x = ir.val("x", ir.DataType.FLOAT16, [1, 32])
+        return ir.node("QMoE", [x], attributes, domain="com.microsoft")
+
+    uses = {"accuracy_level=0", "block_size=64", "expert_weight_bits=4"}
+    assert uses < set(uses_of(node(block_size=64)))
+    assert runs_node(_target("cuda"), node(block_size=64))
+    assert not runs_node(_target("cuda"), node(block_size=32))
+    assert runs_node(_target("cpu"), node(block_size=32))
+    assert runs_node(_target("cpu"), node(expert_weight_bits=8, accuracy_level=4))
+    assert not runs_node(_target("cpu"), node(expert_weight_bits=8))
+    wrong = wrong_uses(_target("cpu"), "com.microsoft", "QMoE")
+    assert list(wrong) == ["expert_weight_bits=8, accuracy_level=0"]
+    assert wrong_uses(_target("dml"), "com.microsoft", "BiasGelu") == {}
 
 
 def test_lacks_say_what_is_run() -> None:

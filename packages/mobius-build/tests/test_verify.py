@@ -262,6 +262,27 @@ def test_an_optimised_decoder_is_the_same(packages: Callable[..., Path], ep: str
     assert cache["next token after padding"] == (7 + 6) * 2 * 16
 
 
+@pytest.mark.parametrize("last_is", ["A", "B"])
+def test_logits_of_the_last_token_beside_those_of_all(
+    tmp_path: Path, decoder: Decoder, last_is: str
+) -> None:
+    for name, last in (("all", False), ("last", True)):
+        decoder(execution_provider="default", last_token_logits=last).save(tmp_path / name)
+    order = ("last", "all") if last_is == "A" else ("all", "last")
+    found = verify(*(tmp_path / name for name in order))
+    assert found.same, [o for o in found.outputs if o.difference.problem]
+    assert found.notes == (
+        f"logits: {last_is} has each row's last token only; that token was compared.",
+    )
+    compared = {o.scenario: o.difference.compared for o in found.outputs if o.output == "logits"}
+    assert compared == dict.fromkeys(
+        ("prompt", "padded prompt", "next token", "next token after padding"), 2 * 64
+    )
+    # The padded row's last token is not its last column: another would be found.
+    decoder(execution_provider="default", seed=1).save(tmp_path / "other")
+    assert not verify(tmp_path / "last", tmp_path / "other").same
+
+
 def test_other_weights_are_found(packages: Callable[..., Path]) -> None:
     found = verify(packages("default"), packages("default", seed=1))
     assert not found.same

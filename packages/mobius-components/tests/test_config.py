@@ -71,10 +71,10 @@ def test_frozen_all_the_way_down():
         ),
         (
             {"hidden_size": 66},
-            "head_dim is None; needed: a value, because hidden_size 66 is no multiple",
+            "head_dim is None; needed: a value, because hidden_size, which is 66, is no",
         ),
         ({"partial_rotary_factor": 1.5}, "partial_rotary_factor is 1.5; needed: a factor in"),
-        ({"partial_rotary_factor": 0.2}, "that makes an even part of head_dim 16"),
+        ({"partial_rotary_factor": 0.2}, "that makes an even part of head_dim, which is 16"),
         ({"rope_theta": -1.0}, "rope_theta is -1.0; needed: a number above zero, or None"),
         (
             {"rope_theta": None, "rope_scaling": {"rope_type": "linear", "factor": 2}},

@@ -55,11 +55,11 @@ def test_a_router_that_contradicts_itself(fields, message):
     ("fields", "message"),
     [
         ({"num_experts": True}, "num_experts is True; needed: an integer of at least 1"),
-        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9; needed: at most num_experts, 8"),
+        ({"num_experts_per_tok": 9}, "num_experts_per_tok is 9; needed: at most num_experts"),
         ({"moe_latent_size": 0}, "moe_latent_size is 0; needed: an integer of at least 1"),
         ({"router": {"scoring": "softmax"}}, "router is {'scoring': 'softmax'}; needed: a Router"),
         ({"shared_expert_gate": True}, "shared_expert_gate is True; needed: False without"),
-        ({"swiglu_limit": 0.0}, "swiglu_limit is 0.0; needed: a number above zero, or None"),
+        ({"swiglu_limit": 0.0}, "swiglu_limit is 0.0; needed: a number above zero"),
         ({"scale_input": None}, "scale_input is None; needed: True or False"),
         (
             {"num_experts": 6, "router": RouterConfig(**GROUPS)},
@@ -92,7 +92,7 @@ def test_a_mixture_that_contradicts_itself(fields, message):
     ("model", "mixture", "message"),
     [
         ({}, {"sparse_layers": [True]}, "sparse_layers is (True,); needed: 2 entries"),
-        ({"hidden_act": "relu"}, {}, "expert_act is None; needed: one of silu, swish, gelu"),
+        ({"hidden_act": "relu"}, {}, "hidden_act is 'relu'; needed: one of silu, swish"),
         ({}, {"expert_act": "tanh", "expert_gated": False}, "expert_act is 'tanh'; needed: one of"),
         ({"hidden_act": "gelu"}, {"swiglu_alpha": 1.7}, "swiglu_alpha is 1.7; needed: 1.0 with"),
     ],
@@ -100,7 +100,8 @@ def test_a_mixture_that_contradicts_itself(fields, message):
 def test_a_mixture_that_does_not_fit_its_model(model, mixture, message):
     with pytest.raises(ConfigError) as error:
         ArchitectureConfig(**MODEL, **model, moe=MixtureConfig(**MIXTURE, **mixture))
-    assert str(error.value).startswith(f"MixtureConfig.{message}")
+    owner = "ArchitectureConfig" if message.startswith("hidden_act") else "MixtureConfig"
+    assert str(error.value).startswith(f"{owner}.{message}")
 
 
 def test_experts_of_another_kind_than_the_other_layers():

@@ -133,6 +133,7 @@ CPU_LACKS: dict[str, set[ir.DataType]] = {
     "ms:Gelu": {F16, BF16},
     "ms:MatMulNBits": {BF16},
     "ms:MoE": {F16, BF16},
+    "ms:QMoE.expert_weight_bits=8, accuracy_level=0": set(),
     "ms:QuickGelu": {F16, BF16},
 }
 # Operators of com.microsoft are marked by "ms:", attributes come after a dot, the element types of
@@ -144,6 +145,9 @@ LACKS: dict[str, tuple[tuple[str, set[ir.DataType]], ...]] = {
         ("ms:GroupQueryAttention.attention_bias", set()),
         ("ms:PackedMultiHeadAttention", {BF16}),
         ("ms:QMoE", {F32}),
+        ("ms:QMoE.block_size=16", set()),
+        ("ms:QMoE.block_size=256", set()),
+        ("ms:QMoE.block_size=32", set()),
     ),
     "dml": tuple(
         (name, set())
@@ -181,6 +185,7 @@ LACKS: dict[str, tuple[tuple[str, set[ir.DataType]], ...]] = {
             "FastGelu",
             "GroupQueryAttention.head_sink",
             "GroupQueryAttention.local_window_size",
+            "GroupQueryAttention.seqlens_k",
             "GroupQueryAttention.softcap",
             "QuickGelu",
         ]

@@ -37,6 +37,17 @@ def test_an_attribute() -> None:
     assert lack.covers(F32, {"scale", "softcap"})
 
 
+def test_a_value_of_an_attribute_and_several_together() -> None:
+    lack = Lack("QMoE", "com.microsoft", attribute="block_size=32")
+    assert lack.covers(F16, {"block_size", "block_size=32"})
+    assert not lack.covers(F16, {"block_size", "block_size=64"})
+    both = Lack("QMoE", "com.microsoft", attribute="bits=8, level=0")
+    assert both.use == {"bits=8": None, "level=0": None}
+    assert both.covers(F16, both.use)
+    assert not both.covers(F16, {"bits=8", "level=4"})
+    assert not both.covers(F16, {"bits=4", "level=0"})
+
+
 def test_an_attribute_in_some_dtypes() -> None:
     lack = Lack("Attention", dtypes={F16}, attribute="softcap")
     assert lack.covers(F16, {"softcap"})

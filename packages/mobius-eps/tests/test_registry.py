@@ -113,6 +113,7 @@ def test_the_constructor_refuses_two_of_one_name() -> None:
         ("CUDAExecutionProvider", ". Did you mean 'cuda'?"),
         ("DmlExecutionProvider", ". Did you mean 'dml'?"),
         ("directml", ". Did you mean 'dml'?"),
+        ("tensorrt", ". Did you mean 'trt-rtx'?"),
         ("trt_rtx", ". Did you mean 'trt-rtx'?"),
         ("NvTensorRTRTXExecutionProvider", ". Did you mean 'trt-rtx'?"),
         ("onnx-standart", ". Did you mean 'onnx-standard'?"),

@@ -36,12 +36,13 @@ def convert(folder: Path, model_type: str, change: dict[str, Any]) -> Architectu
         ("deepseek_v3", {"num_key_value_heads": 2}, "needs num_attention_heads, 4"),
         ("deepseek_v3", {"scoring_func": "softmax"}, "needs 'sigmoid', the only value supported"),
         ("deepseek_v3", {"kv_lora_rank": None}, "lacks 'kv_lora_rank'"),
+        ("minicpm3", {"num_key_value_heads": 2}, "needs num_attention_heads, 4"),
         ("deepseek_v2", {"topk_method": "best"}, "needs 'greedy' or 'group_limited_greedy'"),
         ("glm4_moe_lite", {"mlp_layer_types": ["thick"] * 3}, "a list of 'dense' and 'sparse'"),
         ("llama4_text", {"layer_types": [SLIDING] * 4}, "chunked_attention for each layer"),
         ("llama4_text", {"no_rope_layers": [1]}, "a list with 4 entries"),
         ("gpt_oss", {"swiglu_limit": 0.0}, "swiglu_limit is 0.0"),
-        ("gemma3n_text", {"activation_sparsity_pattern": [1.0] * 6}, r"needed: parts in \[0, 1\)"),
+        ("gemma3n_text", {"activation_sparsity_pattern": [1.0] * 6}, r"needs parts in \[0, 1\)"),
         ("gemma4_text", {"use_bidirectional_attention": "all"}, "needs 'vision'"),
         (
             "gemma4_text",
@@ -164,3 +165,8 @@ def test_c035_scale_is_of_the_whole_head(tmp_path: Path) -> None:
     assert config.attention_scale == pytest.approx(24**-0.5 * (0.1 * math.log(4) + 1) ** 2)
     assert config.rope(0) is not None
     assert config.rope(0).dim == 8  # type: ignore[union-attr]
+
+
+def test_the_part_of_a_head_that_does_not_rotate_may_be_odd(tmp_path: Path) -> None:
+    config = convert(tmp_path, "deepseek_v3", {"qk_nope_head_dim": 9})
+    assert (config.head_size, config.rotary_dim) == (17, 8)

@@ -130,7 +130,8 @@ def test_truncated_shard(sharded: Path) -> None:
         ("pytorch_model.bin", "only as pytorch_model.bin, a pickle.*save_pretrained"),
         ("consolidated.00.pth", "only as consolidated.00.pth, a pickle"),
         (ONE, f"has {ONE}, but neither model.safetensors nor"),
-        ("model.gguf", "holds no weights.*it has: model.gguf"),
+        ("model.gguf", "holds no weights in safetensors.*Name one of them: .*/model.gguf"),
+        ("model.onnx", "holds no weights.*it has: model.onnx"),
     ],
 )
 def test_formats_that_are_not_read(tmp_path: Path, file: str, message: str) -> None:

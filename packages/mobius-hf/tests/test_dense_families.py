@@ -53,6 +53,35 @@ def _convert(folder: Path, model_type: str, change: dict[str, Any]) -> Any:
             {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}},
             "needs llama_4_scaling_beta and original_max_position_embeddings",
         ),
+        (
+            "granite_swa",
+            {"layer_types": ["sliding_attention"] * 3, "layer_rope_theta": [1e4, 500.0, 0]},
+            "layer_rope_theta is [10000.0, 500.0, 0.0]; a 'granite_swa' config needs one base",
+        ),
+        ("granite_swa", {"layer_rope_theta": [1e4]}, "needs a list of 3 numbers"),
+        ("afmoe", {"route_norm": False}, "route_norm is False"),
+        ("cohere2_moe", {"expert_selection_fn": "tanh"}, "needs softmax or sigmoid"),
+        (
+            "cohere2_moe",
+            {"shared_expert_combination_strategy": "max"},
+            "shared_expert_combination_strategy is 'max'",
+        ),
+        ("cohere2_moe", {"mlp_layer_types": ["sparse"]}, "mlp_layer_types"),
+        # Names as the file has them, and values.
+        (
+            "mixtral",
+            {"hidden_act": "relu"},
+            "hidden_act is 'relu'; a 'mixtral' config needs one",
+        ),
+        (
+            "mixtral",
+            {"num_local_experts": 1},
+            "num_experts_per_tok is 2; a 'mixtral' config needs at most num_local_experts, which",
+        ),
+        ("gptj", {"n_embd": 66}, "n_embd is 66, n_head is 4, which makes head_dim None"),
+        ("bloom", {"layer_norm_epsilon": -1.0}, "layer_norm_epsilon is -1.0; a 'bloom' config"),
+        ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0.0; a 'gemma2'"),
+        ("llama", {"rope_parameters": {"rope_type": []}}, "rope_type"),
         ("internlm3", {"bias": False, "qkv_bias": True}, "qkv_bias"),
         ("exaone", {"num_hidden_layers": None}, "lacks 'num_hidden_layers'"),
         ("apertus", {"post_norm": True}, "post_norm is True"),
@@ -91,6 +120,48 @@ def test_alpha_stretches_the_rotary_base_of_hunyuan(tmp_path: Path) -> None:
     config = _convert(tmp_path, "hunyuan_v1_dense", {})
     assert config.rope_theta == pytest.approx(10000.0 * 50.0 ** (16 / 14))
     assert config.rope_scaling is None
+
+
+MOE = "hunyuan_v1_moe"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"attention_head_dim": 8}, "attention_head_dim is 8; .* head_dim, which is 16"),
+        ({"moe_topk": [2, 3, 2]}, r"moe_topk is \[2, 3, 2\]; .* an integer, or 3 that are all"),
+        ({"moe_topk": [2, 2]}, "an integer, or 3 that are all the same"),
+        ({"moe_intermediate_size": [96, 96, 64]}, "moe_intermediate_size is"),
+        ({"moe_intermediate_size": [64] * 3}, "moe_intermediate_size is .* 96 for each layer"),
+        ({"num_shared_expert": [2] * 3}, "num_shared_expert is .* 1 for each layer"),
+        ({"use_mixed_mlp_moe": False}, "use_mixed_mlp_moe is False"),
+        ({"moe_layer_num_skipped": 1}, "moe_layer_num_skipped is 1"),
+        ({"vit_type": "Vit-g"}, "vit_type is 'Vit-g'; .* None, the only"),
+        ({"rope_parameters": {"type": "dynamic", "alpha": "big", "factor": 1.0}}, "alpha is 'big'"),
+    ],
+)
+def test_hunyuan_with_layers_that_differ(
+    tmp_path: Path, change: dict[str, Any], message: str
+) -> None:
+    """What transformers has one number for, whatever the file lists for each layer."""
+    with pytest.raises(CheckpointConfigError, match=message):
+        _convert(tmp_path, MOE, change)
+
+
+def test_hunyuan_as_it_is_published(tmp_path: Path) -> None:
+    """Lists with a number for each layer, the older name of the head's width, a longer scaling."""
+    rope = {"alpha": 50.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0}
+    change = {
+        "head_dim": None,
+        "attention_head_dim": 16,
+        "moe_intermediate_size": [96] * 3,
+        "moe_topk": [2] * 3,
+        "num_shared_expert": [1] * 3,
+        "rope_parameters": None,
+        "rope_theta": 10000.0,
+        "rope_scaling": {**rope, "mscale_all_dim": 1.0, "type": "dynamic"},
+    }
+    assert _convert(tmp_path, MOE, change) == _convert(tmp_path, MOE, {})
 
 
 def test_exaone4_rotates_everywhere_without_a_window(tmp_path: Path) -> None:

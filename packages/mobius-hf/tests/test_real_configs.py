@@ -11,16 +11,23 @@ import os
 import shutil
 from pathlib import Path
 
+import onnx_ir as ir
 import pytest
 
 import mobius
 from mobius_hf.config import read_config
 from mobius_hf.registry import find_architecture, supported_model_types
+from mobius_hf.text_part import VERIFIED, text_config, text_tensors
 
 _BESIDE = Path(__file__).parents[4] / "shared" / "data" / "configs"
 CONFIGS = Path(os.environ.get("MOBIUS_REAL_CONFIGS", _BESIDE))
 
 
+# File whose `model_type` transformers does not know -> parameters of the class that it names.
+OLD_NAMES = {
+    "moonshotai__Kimi-K2-Instruct.json": 1_026_408_209_408,
+    "tencent__Hunyuan-A13B.json": 80_393_183_232,
+}
 # File -> why it cannot be counted.
 NOT_COUNTED = {
     "maxtext__gemma2_27b.json": "transcribed without the size of the vocabulary",
@@ -43,7 +50,7 @@ def _rows() -> list[tuple[str, int]]:
         (row[0], int(row[4]))
         for row in rows
         if row[1] in supported_model_types() and row[0] not in NOT_COUNTED
-    ]
+    ] + list(OLD_NAMES.items())
 
 
 @pytest.mark.skipif(not _rows(), reason=f"no real configs in {CONFIGS}")
@@ -64,6 +71,54 @@ def test_number_of_parameters(file: str, parameters: int) -> None:
         if not name.endswith("e_score_correction_bias")  # a buffer of transformers' routers
     ]
     assert sum(math.prod(shape.numpy()) for shape in shapes if shape is not None) == parameters
+
+
+# File -> why its text part cannot be counted.
+NO_TEXT_PART = {
+    "reduced__ipex-llava.json": "without a text_config, which transformers fills with 7B",
+    "reduced__nxdi-pixtral-4layer.json": "has a norm_eps that transformers does not read",
+}
+# What transformers has as buffers.
+BUFFERS = ("e_score_correction_bias", "layer_scalar")
+
+
+def _composites() -> list[str]:
+    return [
+        path.name
+        for path in sorted(CONFIGS.glob("*.json"))
+        if read_config(path).get("model_type") in VERIFIED and path.name not in NO_TEXT_PART
+    ]
+
+
+@pytest.mark.skipif(not _composites(), reason=f"no composite configs in {CONFIGS}")
+@pytest.mark.parametrize("file", _composites())
+def test_number_of_parameters_of_a_text_part(file: str) -> None:
+    """C073: as many as transformers counts in the whole model, without its other parts."""
+    import torch
+    import transformers
+
+    path = CONFIGS / file
+    text = text_config(read_config(path), path)
+    architecture = find_architecture(text["model_type"], config=path, has_own_code=False)
+    module = architecture.make_module(architecture.to_config(text, path))
+    ours = sum(
+        math.prod(parameter.shape.numpy())
+        for name, parameter in module.named_parameters()
+        if parameter.shape is not None and not name.endswith(BUFFERS)
+    )
+    raw = {key: value for key, value in read_config(path).items() if key != "quantization_config"}
+    whole = transformers.CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+    with torch.device("meta"):
+        model = transformers.AutoModelForMultimodalLM.from_config(whole)
+    parameters = {name: ir.tensor([0]) for name, _ in model.named_parameters()}
+    kept = text_tensors(parameters)
+    assert len(kept) < len(parameters)
+    theirs = sum(
+        parameter.numel()
+        for name, parameter in model.named_parameters()
+        if any(parameters[name] is each for each in kept.values())
+    )
+    assert ours == theirs
 
 
 @pytest.mark.slow

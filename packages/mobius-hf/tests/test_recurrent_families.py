@@ -38,21 +38,25 @@ def convert(folder: Path, model_type: str, change: dict[str, Any]) -> Architectu
 @pytest.mark.parametrize(
     ("model_type", "change", "message"),
     [
-        ("lfm2", {"layer_types": ["conv", "mamba", "conv"]}, "needs full_attention or conv for"),
+        (
+            "lfm2",
+            {"layer_types": ["conv", "mamba", "conv"]},
+            "a list of 'full_attention' or 'conv'",
+        ),
         ("qwen3_5_text", {"attn_output_gate": False}, "attn_output_gate"),
         ("jamba", {"mamba_inner_layernorms": False}, "mamba_inner_layernorms"),
         ("granitemoehybrid", {"position_embedding_type": "alibi"}, "needs 'rope', 'nope' or null"),
         ("nemotron_h", {"attention_head_dim": 32}, "needs head_dim, which is 16"),
         ("zamba2", {"num_key_value_heads": 2}, "needs num_attention_heads, 4, with use_shared"),
-        ("minimax", {"layer_types": [SLIDING] * 3}, "full_attention or linear_attention for each"),
+        ("minimax", {"layer_types": [SLIDING] * 3}, "'full_attention' or 'linear_attention'"),
         ("falcon_h1", {"lm_head_multiplier": 0.0}, "needs a number other than zero"),
         ("qwen3_next", {"use_sliding_window": True}, "use_sliding_window"),
         ("zamba2", {"use_shared_mlp_adapter": False}, "use_shared_mlp_adapter"),
-        ("lfm2", {"conv_L_cache": 1}, "taps is 1; needed: an integer of at least 2"),
-        ("mamba", {"conv_kernel": 1}, "conv_taps is 1; needed: an integer of at least 2"),
-        ("mamba2", {"conv_kernel": 1}, "conv_taps is 1; needed: an integer of at least 2"),
-        ("qwen3_next", {"linear_conv_kernel_dim": 1}, "conv_taps is 1; needed: an integer of"),
-        ("recurrent_gemma", {"conv1d_width": 1}, "conv_taps is 1; needed: an integer of at least"),
+        ("lfm2", {"conv_L_cache": 1}, "conv_L_cache is 1; a 'lfm2' config needs an integer"),
+        ("mamba", {"conv_kernel": 1}, "conv_kernel is 1; a 'mamba' config needs an integer"),
+        ("mamba2", {"conv_kernel": 1}, "conv_kernel is 1; a 'mamba2' config needs an"),
+        ("qwen3_next", {"linear_conv_kernel_dim": 1}, "linear_conv_kernel_dim is 1; a"),
+        ("recurrent_gemma", {"conv1d_width": 1}, "conv1d_width is 1; a"),
     ],
 )
 def test_refused(tmp_path: Path, model_type: str, change: dict[str, Any], message: str) -> None:

@@ -348,3 +348,50 @@ def test_on_the_command_line(checkpoint: Write, tmp_path: Path) -> None:
 def test_other_ways_are_refused(checkpoint: Write, tmp_path: Path) -> None:
     with pytest.raises(PackageSaveError, match="needed: 'copy' or 'reference'"):
         mobius.build(checkpoint()).save(tmp_path / "out", weights="link")
+
+
+@pytest.mark.parametrize("weights", ["copy", "reference"])
+def test_a_checkpoint_that_has_changed_since_is_not_read(
+    checkpoint: Write, tmp_path: Path, weights: str
+) -> None:
+    """Its bytes would be numbers all the same: of other weights, or of none."""
+    folder, out = checkpoint(), tmp_path / "out"
+    package = mobius.build(folder, execution_provider="cpu")
+    file = folder / "model-00002-of-00002.safetensors"
+    data, before = file.read_bytes(), file.stat().st_mtime_ns
+    file.unlink()
+    with pytest.raises(PackageSaveError, match=r"model-00002.* is gone since .*Build or load the"):
+        package.save(out, weights=weights)
+    file.write_bytes(data[:-4] + bytes(4))
+    os.utime(file, ns=(before + 1, before + 1))
+    with pytest.raises(PackageSaveError, match=r"model-00002.* has changed since"):
+        package.save(out, weights=weights)
+    assert not out.exists()
+    mobius.build(folder, execution_provider="cpu").save(out, weights=weights)
+
+
+def test_a_package_that_has_changed_since_is_not_read(checkpoint: Write, tmp_path: Path) -> None:
+    package = mobius.build(checkpoint(), execution_provider="cpu")
+    package.save(tmp_path / "out")
+    loaded = ModelPackage.load(tmp_path / "out")
+    with (tmp_path / "out" / "model.onnx.data").open("ab") as file:
+        file.write(bytes(64))
+    with pytest.raises(PackageSaveError, match=r"model\.onnx\.data has changed since"):
+        loaded.save(tmp_path / "again")
+
+
+def test_a_loaded_package_is_saved_where_it_is(checkpoint: Write, tmp_path: Path) -> None:
+    """It refers to its own data, and its other files are not in the way: they stay."""
+    folder, out = checkpoint(), tmp_path / "out"
+    (folder / "generation_config.json").write_text('{"eos_token_id": 1}')
+    mobius.build(folder, execution_provider="cpu").save(out)
+    before, numbers = content(out), logits(out)
+    assert "genai_config.json" in before
+    for _ in range(2):
+        ModelPackage.load(out).save(out, weights="reference", overwrite=True)
+        after = content(out)
+        changed = {name for name in before.keys() | after.keys() if before[name] != after[name]}
+        assert changed <= {"mobius.json", "model.onnx"}  # where the weights are
+        np.testing.assert_array_equal(logits(out), numbers)
+    ModelPackage.load(out).save(tmp_path / "again")
+    assert content(tmp_path / "again") == before

@@ -88,15 +88,33 @@ def test_defaults_that_differ_from_the_plain_model_are_kept() -> None:
 
 
 def test_other_models_are_refused() -> None:
-    raw = {**LLAVA, "model_type": "paligemma"}
-    with pytest.raises(CheckpointConfigError, match=r"part of a 'paligemma' .* Known: aya_vision"):
+    raw = {**LLAVA, "model_type": "florence2"}
+    with pytest.raises(CheckpointConfigError, match=r"part of a 'florence2' .* Known: aya_vision"):
         text_config(raw, PATH)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [("paligemma", "see those behind them"), ("granite_speech", "divided by logits_scaling")],
+)
+def test_a_text_part_that_computes_something_else(model_type: str, reason: str) -> None:
+    with pytest.raises(CheckpointConfigError, match=f"does not compute .* {reason}"):
+        text_config({**LLAVA, "model_type": model_type}, PATH)
 
 
 def test_a_config_that_transformers_refuses() -> None:
     raw = {**LLAVA, "text_config": {"model_type": "llama", "hidden_size": "wide"}}
     with pytest.raises(CheckpointConfigError, match=r"transformers refuses config\.json as a"):
         text_config(raw, PATH)
+
+
+def test_messages_say_where_the_field_is(write_model: Any) -> None:
+    text = {**LLAVA["text_config"], "num_attention_heads": 32, "num_key_value_heads": 5}
+    folder = str(write_model({**LLAVA, "text_config": text}))
+    with pytest.raises(
+        CheckpointConfigError, match=r"config\.json/text_config: num_key_value_heads"
+    ):
+        source.open(folder, SourceOptions(text_only=True))
 
 
 @pytest.mark.parametrize(
@@ -127,6 +145,15 @@ NAMES = {
     "vision_model.class_embedding": None,
     "audio_tower.layers.0.fc1.weight": None,
     "image_newline": None,
+    "model.visual_embeddings_table.weight": None,
+    "image_tower.encoder.layers.0.mlp.fc1.weight": None,
+    "video_tower.embeddings.class_embedding": None,
+    "model.aligner.fc1.weight": None,
+    "model.generation_head.proj_out.weight": None,
+    "model.vqmodel.quantize.weight": None,
+    "model.merger.mlp.0.linear_1.weight": None,
+    "model.projector.readout.0.weight": None,
+    "mlp1.0.weight": None,
     "model.connector.modality_projection.proj.weight": None,
     # Of no known part: kept, so that binding reports it.
     "model.visualizer.weight": "model.visualizer.weight",

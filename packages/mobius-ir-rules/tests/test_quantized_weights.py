@@ -24,6 +24,7 @@ from mobius_ir_rules.expressions import (
 from mobius_ir_rules.lazy import DerivedTensor
 from mobius_ir_rules.packed_integers import Centred, Nibbles
 from mobius_ir_rules.quantized_weights import (
+    BlockQuantizedStack,
     BlockQuantizedTensor,
     QuantizedWeight,
     computation_of,
@@ -275,3 +276,29 @@ def test_numbers_of_any_expression_come_in_row_major_order() -> None:
     found: list[Array] = []
     visit_numbers(Transpose(leaf(numbers()), (1, 0)), found.append)
     np.testing.assert_array_equal(np.concatenate(found), numbers().T.reshape(-1))
+
+
+def test_a_stack_of_weights_that_are_quantized_already() -> None:
+    forms = [quantize_weight(leaf(numbers(12, 64) + np.float32(seed)), FORM) for seed in range(4)]
+    parts = [BlockQuantizedTensor(form, f"e{index}") for index, form in enumerate(forms)]
+    stack = BlockQuantizedStack(parts, 2, "experts")
+    assert stack.shape == [2, 24, 64]
+    floats = np.concatenate([part.numpy() for part in parts]).reshape(2, 24, 64)
+    np.testing.assert_array_equal(stack.numpy(), floats)
+    seen: list[Array] = []
+    stack.visit(lambda part: seen.append(part.copy()))
+    assert len(seen) == 4
+    np.testing.assert_array_equal(np.concatenate(seen), floats.reshape(-1))
+    half = stack.with_dtype(ir.DataType.FLOAT16)
+    assert (half.dtype, half.shape) == (ir.DataType.FLOAT16, stack.shape)
+    # The rows of the stack in this format are its integers; in another they are rounded anew.
+    rows = Reshape(leaf(stack, "experts"), (48, 64))
+    weight = quantize_weight(rows, FORM)
+    wanted = np.concatenate([form.packed.materialize() for form in forms])
+    np.testing.assert_array_equal(weight.packed.materialize(), wanted)
+    other = BlockFormat(8, 32, False)
+    check(quantize_weight(rows, other), floats.reshape(48, 64), other)
+    with pytest.raises(ValueError, match="one format"):
+        BlockQuantizedStack(
+            [parts[0], BlockQuantizedTensor(quantize_weight(leaf(numbers(12, 64)), other))], 2
+        )

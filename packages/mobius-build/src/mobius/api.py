@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 
 import onnx_ir as ir
 from onnxscript import nn
 
-from mobius.dtypes import parse_dtype
+from mobius.dtypes import DTYPE_NAMES, parse_dtype, short_name
 from mobius.opsets import parse_opset
 from mobius.optimizer import optimize_model
 from mobius.package import ModelPackage
@@ -41,10 +42,12 @@ class UnsupportedDtypeError(MobiusError, ValueError):
     """The execution provider has no kernels for the dtype."""
 
     def __init__(self, capabilities: EpCapabilities, dtype: ir.DataType) -> None:
-        runs = ", ".join(sorted(each.name for each in capabilities.dtypes))
+        runs = ", ".join(
+            names[0] for each, names in DTYPE_NAMES.items() if each in capabilities.dtypes
+        )
         super().__init__(
-            f"Execution provider {capabilities.name!r} does not run {dtype.name}; it runs {runs}. "
-            "Choose one of them, or another execution provider."
+            f"Execution provider {capabilities.name!r} does not run {short_name(dtype)}; it runs "
+            f"{runs}. Choose one of them, or another execution provider."
         )
 
 
@@ -72,10 +75,12 @@ def build(
     """Build the graphs of a checkpoint for one execution provider.
 
     Args:
-        model: A HuggingFace hub id, or a local folder in HuggingFace layout.
+        model: A HuggingFace hub id, a local folder in HuggingFace layout, a `.gguf` file, or one on
+            the hub as `owner/name/file.gguf`.
         execution_provider: Name of a registered EP, or its capabilities.
         dtype: Element type of weights and activations (`"f16"`, `ir.DataType.FLOAT16`, ...);
-            `None` means the checkpoint's own where the EP runs it, float32 where it does not.
+            `None` means the checkpoint's own where the EP runs it, float32 where it does not, with
+            a warning where the EP fuses attention in other dtypes only.
         task: Key of `mobius.tasks.TASKS`, or a task; `None` means the one that the source knows.
         opset: Newest opset that the graphs may be in, from 17 to 24; `None` for the newest that
             the EP runs.
@@ -101,7 +106,7 @@ def build(
         trust_remote_code: Accepted as transformers has it. Mobius never runs the Python code of a
             checkpoint: a model type that it does not know is an error either way.
         source: Entry point of the group `mobius.sources` that opens the model; `None` for the one
-            that claims the file or folder, HuggingFace's where none does.
+            that claims the model, HuggingFace's where none does.
 
     Raises:
         ValueError: for an unknown EP, dtype, task, opset or padding side, before anything is
@@ -131,11 +136,14 @@ def build(
     if quantization is None:
         # As the checkpoint has it.
         quantization = opened.quantization if tensors is None else stored_quantization(tensors)
+    if requested is None:
+        requested = _default_dtype(opened.config, capabilities)
+        _warn_of_slow_dtype(opened.config.dtype, requested, capabilities)
     package = _build(
         opened.make_module(),
         opened.config,
         capabilities,
-        requested or _default_dtype(opened.config, capabilities),
+        requested,
         _find_task(task or opened.task, last_token_logits, capabilities),
         opset=opset,
         padding_side=side,
@@ -282,6 +290,22 @@ def _checked_dtype(dtype: str | ir.DataType, capabilities: EpCapabilities) -> ir
 def _default_dtype(config: ArchitectureConfig, capabilities: EpCapabilities) -> ir.DataType:
     """Return the checkpoint's dtype where the EP runs it, float32 where it does not."""
     return config.dtype if config.dtype in capabilities.dtypes else ir.DataType.FLOAT
+
+
+def _warn_of_slow_dtype(own: ir.DataType, dtype: ir.DataType, capabilities: EpCapabilities) -> None:
+    """Warn of a dtype that nobody asked for, if the target fuses attention in others only."""
+    fused = [short_name(each) for each in DTYPE_NAMES if each in capabilities.gqa_dtypes]
+    if not fused or dtype in capabilities.gqa_dtypes:
+        return
+    ep, built = capabilities.name, short_name(dtype)
+    why = "as the checkpoint is" if own is dtype else f"for {ep} does not run {short_name(own)}"
+    warnings.warn(
+        f"The package is built in {built}, {why}, and {ep} fuses attention in "
+        f"{' and '.join(fused)} only. dtype={fused[0]!r} (--dtype {fused[0]}) makes it smaller and "
+        f"faster; dtype={built!r} says that it is meant to be so.",
+        UserWarning,
+        stacklevel=3,
+    )
 
 
 def _find_task(

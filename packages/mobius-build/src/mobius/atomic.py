@@ -17,7 +17,7 @@ __all__ = [
     "atomic_directory",
     "check_destination",
     "check_free_space",
-    "new_sibling",
+    "hidden_sibling",
     "sync",
     "sync_tree",
 ]
@@ -54,15 +54,15 @@ def check_destination(target: Path, *, overwrite: bool, marker: str) -> None:
         )
     if not occupied:
         return
-    if not overwrite:
-        raise PackageSaveError(
-            f"{target} is not empty. Choose another folder, or overwrite it (overwrite=True, "
-            "--overwrite on the command line)."
-        )
     if not (target / marker).is_file():
         raise PackageSaveError(
             f"{target} is not empty and has no {marker}, so it is not a package and is not "
             "overwritten. Choose another folder, or empty it yourself."
+        )
+    if not overwrite:
+        raise PackageSaveError(
+            f"{target} is not empty. Choose another folder, or overwrite it (overwrite=True, "
+            "--overwrite on the command line)."
         )
     if target.resolve() == Path.cwd():
         raise PackageSaveError(
@@ -100,21 +100,25 @@ def atomic_directory(target: Path, *, overwrite: bool, last: str) -> Iterator[Pa
     Raises:
         PackageSaveError: for every `OSError` in the block or while moving files.
     """
-    with as_save_error(target), contextlib.ExitStack() as undo:
+    with (
+        as_save_error(target),
+        contextlib.ExitStack() as undo,
+        contextlib.ExitStack() as always,  # once more where removing something is interrupted
+    ):
         inside = target.is_dir() and not any(target.iterdir())
         if not inside:
             _make_parents(target.parent, undo)
-        staging = new_sibling(target / target.name if inside else target, "tmp")
-        undo.callback(shutil.rmtree, staging, ignore_errors=True)
+        staging = hidden_sibling(target / target.name if inside else target, "tmp")
+        always.callback(shutil.rmtree, staging, ignore_errors=True)
+        staging.mkdir()
         yield staging
         sync_tree(staging)
         if inside:
             _move_up(staging, target, last, undo)
         else:
-            _replace(staging, target, overwrite=overwrite)
+            _replace(staging, target, always, overwrite=overwrite)
         undo.pop_all()
-        if inside:
-            staging.rmdir()
+        shutil.rmtree(staging, ignore_errors=True)
         sync(target if inside else target.parent)
 
 
@@ -135,8 +139,8 @@ def as_save_error(target: Path) -> Iterator[None]:
 def _make_parents(folder: Path, undo: contextlib.ExitStack) -> None:
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     for path in reversed(missing):
-        path.mkdir(exist_ok=True)
         undo.callback(_remove_if_empty, path)
+        path.mkdir(exist_ok=True)
 
 
 def _remove_if_empty(folder: Path) -> None:
@@ -145,31 +149,39 @@ def _remove_if_empty(folder: Path) -> None:
         folder.rmdir()
 
 
-def new_sibling(path: Path, kind: str) -> Path:
-    """Make a hidden folder beside `path`, with a name that no one else has."""
+def hidden_sibling(path: Path, kind: str) -> Path:
+    """Return a hidden name beside `path` that no one else has, for a folder to be made.
+
+    Whoever makes it sees to its removal first: an interruption may come between the two.
+    """
     # Not tempfile.mkdtemp, whose folders only their owner can read.
-    folder = path.with_name(f".{path.name}.{kind}-{secrets.token_hex(4)}")
-    folder.mkdir()
-    return folder
+    return path.with_name(f".{path.name}.{kind}-{secrets.token_hex(4)}")
 
 
-def _replace(staging: Path, target: Path, *, overwrite: bool) -> None:
+def _replace(staging: Path, target: Path, always: contextlib.ExitStack, *, overwrite: bool) -> None:
     if not overwrite or not target.exists():
         staging.rename(target)  # fails if someone else has put a package there in the meantime
         return
     shutil.copymode(target, staging)
-    aside = new_sibling(target, "old")
-    old = aside / target.name
+    aside = hidden_sibling(target, "old")
+    always.callback(_settle, aside, target)
+    aside.mkdir()
     try:
-        target.rename(old)
+        target.rename(aside / target.name)
         staging.rename(target)
     finally:
-        if not target.exists():
-            old.rename(target)
-        shutil.rmtree(aside, ignore_errors=True)
+        _settle(aside, target)
     if aside.exists():
         # Windows keeps files that someone has mapped; the new package is complete all the same.
         _logger.warning("The replaced package could not be removed from %s", aside)
+
+
+def _settle(aside: Path, target: Path) -> None:
+    """Put the old package back if no other is in its place; remove it otherwise."""
+    old = aside / target.name
+    if old.exists() and not target.exists():
+        old.rename(target)
+    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _move_up(staging: Path, target: Path, last: str, undo: contextlib.ExitStack) -> None:

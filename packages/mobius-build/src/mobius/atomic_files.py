@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
-from mobius.atomic import as_save_error, new_sibling, sync, sync_tree
+from mobius.atomic import as_save_error, hidden_sibling, sync, sync_tree
 from mobius.errors import PackageSaveError
 
 __all__ = ["atomic_files", "check_file", "check_files"]
@@ -74,9 +74,14 @@ def atomic_files(target: Path, *, stale: Collection[str] = ()) -> Iterator[Path]
         PackageSaveError: for every `OSError` in the block or while moving files.
     """
     folder = target.parent
-    with as_save_error(target), contextlib.ExitStack() as undo:
-        staging = new_sibling(target, "tmp")
-        undo.callback(shutil.rmtree, staging, ignore_errors=True)
+    with (
+        as_save_error(target),
+        contextlib.ExitStack() as always,  # once more where removing something is interrupted
+        contextlib.ExitStack() as undo,
+    ):
+        staging = hidden_sibling(target, "tmp")
+        always.callback(shutil.rmtree, staging, ignore_errors=True)
+        staging.mkdir()
         yield staging
         sync_tree(staging)
         names = sorted((path.name for path in staging.iterdir()), key=lambda n: n == target.name)
@@ -86,11 +91,17 @@ def atomic_files(target: Path, *, stale: Collection[str] = ()) -> Iterator[Path]
         others = sorted(set(stale).difference(names)) if replaced else []
         for name in (*reversed(names), *others):
             if (folder / name).exists() or (folder / name).is_symlink():
+                # Before it is moved: an interruption may come between the two.
+                undo.callback(_move_back, aside / name, folder / name)
                 (folder / name).rename(aside / name)
-                undo.callback((aside / name).rename, folder / name)
         for name in names:
-            (staging / name).rename(folder / name)
             undo.callback((folder / name).unlink, missing_ok=True)
+            (staging / name).rename(folder / name)
         sync(folder)
         undo.pop_all()
         shutil.rmtree(staging, ignore_errors=True)
+
+
+def _move_back(aside: Path, place: Path) -> None:
+    if aside.exists() or aside.is_symlink():
+        aside.rename(place)

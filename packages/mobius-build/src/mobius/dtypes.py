@@ -32,9 +32,16 @@ class UnknownDtypeError(MobiusError, ValueError):
         shown = dtype.name if isinstance(dtype, ir.DataType) else dtype
         supported = [names[0] for names in DTYPE_NAMES.values()]
         message = f"Unknown dtype {shown!r}. Supported: {supported}"
+        if str(shown).lower().strip().startswith(("int", "q")):
+            message += ". Integer weights are quantize='int4' or 'int8' (--quantize)."
         near = difflib.get_close_matches(str(dtype).lower(), _BY_NAME, n=1)
         super().__init__(f"{message}. Did you mean {near[0]!r}?" if near else message)
         self.dtype = dtype
+
+
+def short_name(dtype: ir.DataType) -> str:
+    """Return what users call an element type: `f16`, or as ONNX spells it for other types."""
+    return DTYPE_NAMES.get(dtype, (dtype.name,))[0]
 
 
 def parse_dtype(dtype: str | ir.DataType) -> ir.DataType:

@@ -21,7 +21,15 @@ __all__ = [
     "ReportError",
     "VerifyError",
     "WeightsError",
+    "cause_of",
 ]
+
+
+def cause_of(error: BaseException) -> BaseException:
+    """Return the error that `error` goes back to; a reader's own says only where it was."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 class PackageError(MobiusError):

@@ -16,7 +16,6 @@ from mobius.api import build
 from mobius.dtypes import parse_dtype
 from mobius.model_files import model_dtype, read_manifest, read_model_file
 from mobius.optimizer import optimize_model
-from mobius.pipeline import STAGES
 from mobius.report import OptimizationReport
 from mobius_eps import EpCapabilities, get_ep
 
@@ -39,21 +38,13 @@ class Explanation:
     dtype: ir.DataType
     reports: Mapping[str, OptimizationReport]
 
-    def left_out(self, key: str) -> tuple[str, ...]:
-        """Return the stages that do not run for this target, in pipeline order."""
-        ran = {stage.name for stage in self.reports[key].stages}
-        return tuple(stage.name for stage in STAGES if stage.name not in ran)
-
     def to_dict(self) -> dict[str, Any]:
         """Return plain values that JSON can hold."""
         return {
             "model": self.model,
             "ep": self.ep,
             "dtype": self.dtype.name,
-            "graphs": {
-                key: {**report.to_dict(), "left_out": list(self.left_out(key))}
-                for key, report in self.reports.items()
-            },
+            "graphs": {key: report.to_dict() for key, report in self.reports.items()},
         }
 
 
@@ -98,6 +89,7 @@ def explain(
             execution_provider=capabilities,
             dtype=chosen,
             opset=opset,
+            last_token_logits=None,
             load_weights=False,
             **source,
         )

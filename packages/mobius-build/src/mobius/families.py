@@ -124,6 +124,6 @@ class UnknownFamilyError(MobiusError, ValueError):
         there = (
             "`mobius models` lists those that are."
             if known
-            else "No source is installed: pip install mobius-build[hf]"
+            else "No source is installed: pip install 'mobius-build[hf]'"
         )
         super().__init__(f"The model type {model_type!r} is not built.{hint} {there}")

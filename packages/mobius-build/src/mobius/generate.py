@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from mobius.ort import Array
 from mobius.sampling import Sampler
@@ -38,6 +39,21 @@ class Speed:
     def decode(self) -> float:
         """Tokens one at a time in a second."""
         return self.decode_tokens / self.decode_seconds if self.decode_seconds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values that JSON can hold; the speed of nothing is `None`."""
+        return {
+            "prefill": {
+                "tokens": self.prefill_tokens,
+                "seconds": round(self.prefill_seconds, 6),
+                "tokens_per_second": round(self.prefill, 2) or None,
+            },
+            "decode": {
+                "tokens": self.decode_tokens,
+                "seconds": round(self.decode_seconds, 6),
+                "tokens_per_second": round(self.decode, 2) or None,
+            },
+        }
 
 
 def generate(

@@ -18,7 +18,7 @@ from mobius_eps.runtime_names import NAMELESS
 if TYPE_CHECKING:
     from mobius.package import ModelPackage
 
-__all__ = ["GenerationPlan", "plan_generation"]
+__all__ = ["GenerationPlan", "kept_generation", "plan_generation"]
 
 _logger = logging.getLogger(__name__)
 
@@ -86,6 +86,24 @@ def plan_generation(package: ModelPackage, filename: str) -> GenerationPlan | No
         ),
         None if isinstance(genai, GenaiRefusal) else genai,
     )
+
+
+def kept_generation(package: ModelPackage) -> GenerationEntry | None:
+    """Return what a loaded package's manifest says, as far as it is still so.
+
+    Args:
+        package: A package whose architecture is not known.
+    """
+    entry = package.loaded_generation()
+    if entry is None:
+        return None
+    (model,) = package.values()
+    decoder = read_decoder(model)
+    refusal = entry.genai_refusal
+    if package.capabilities is not None:
+        refusal = "it was loaded, and built again for another execution provider."
+    shared = decoder is not None and decoder.shared_cache
+    return dataclasses.replace(entry, shared_cache=shared, genai_refusal=refusal)
 
 
 def _recompute_length(config: ArchitectureConfig) -> int | None:

@@ -14,10 +14,11 @@ from importlib import resources
 from pathlib import Path
 
 from mobius.__about__ import __version__
+from mobius.dtypes import short_name
 from mobius.errors import ReportError
 from mobius.layer_graph import LayerGraph
 from mobius.layer_svg import MOST_NODES, layer_svg
-from mobius.report import OptimizationReport, StageRecord, refusal_groups
+from mobius.report import LeftOut, OptimizationReport, StageRecord, refusal_groups
 from mobius_ir_rules.match_log import Refusal
 
 __all__ = ["check_report_path", "html_report", "write_html_report"]
@@ -98,6 +99,7 @@ def _section(key: str, report: OptimizationReport) -> str:
         _operator_table(report),
         "<h3>Left alone</h3>",
         _refusals(report.refusals),
+        _left_out(report.left_out),
         _pictures(report),
         "</section>",
     ]
@@ -108,7 +110,7 @@ def _facts(report: OptimizationReport) -> str:
     rewrites = sum(stage.applications or 0 for stage in report.stages)
     facts = {
         "Execution provider": report.ep,
-        "dtype": report.dtype.name,
+        "dtype": short_name(report.dtype),
         "Role": str(report.role),
         "Nodes": f"{report.nodes_before} → {report.nodes_after}",
         "Rewrites": str(rewrites),
@@ -180,12 +182,27 @@ def _signed(number: int) -> str:
 def _refusals(refusals: Iterable[Refusal]) -> str:
     groups = refusal_groups(refusals)
     if not groups:
-        return "<p>No rule found a candidate that it had to leave as it is.</p>"
+        return "<p>The stages that ran left no candidate as it was.</p>"
     return "\n".join(
         f"<details><summary><b>{len(group.nodes)} × {escape(group.op_type)}</b> "
         f"{escape(group.reason)}<span class='rule'>{escape(group.rule)}</span></summary>"
         f"<ul>{''.join(f'<li>{escape(node)}</li>' for node in group.nodes)}</ul></details>"
         for group in groups
+    )
+
+
+def _left_out(stages: Iterable[LeftOut]) -> str:
+    rows = [
+        f"<tr><td>{escape(each.phase.value)} {_PHASES[each.phase.value]}</td>"
+        f"<td>{escape(each.name)}</td><td>{escape(each.reason)}</td></tr>"
+        for each in stages
+    ]
+    if not rows:
+        return ""
+    return (
+        "<h3>Stages that did not run</h3>"
+        '<table class="stages"><thead><tr><th>Phase</th><th>Stage</th><th>Why not</th></tr></thead>'
+        f"<tbody>{''.join(rows)}</tbody></table>"
     )
 
 

@@ -139,7 +139,8 @@ def _single(path: Path) -> Path:
     if (path / MODEL_NAME).is_file():
         return path / MODEL_NAME
     graphs = sorted(each.name for each in path.glob("*.onnx"))
-    listed = f" It has {', '.join(graphs[:3])}." if graphs else ""
+    listed = f" It has {', '.join(graphs[:3])}: name one of them." if graphs else ""
+    listed = listed or " Name a package's folder, or an .onnx file."
     if (path / "config.json").is_file() and not graphs:
         listed = " It looks like a checkpoint: `mobius build` makes a package of it."
     raise ModelFileError(f"{path} is neither a package nor has it {MODEL_NAME}.{listed}")

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import onnx_ir as ir
 
-from mobius.errors import PackageLoadError
+from mobius.errors import PackageLoadError, cause_of
 from mobius.manifest import MANIFEST_NAME, Manifest
 
-__all__ = ["read_manifest", "read_package"]
+__all__ = ["read_manifest", "read_package", "require_data"]
 
 
 def read_package(directory: Path) -> tuple[Manifest, dict[str, ir.Model], tuple[Path, ...]]:
@@ -41,6 +41,9 @@ def read_manifest(path: Path) -> Manifest:
     Raises:
         PackageLoadError: if it is missing or damaged.
     """
+    if not path.parent.is_dir():
+        found = "is a file" if path.parent.exists() else "does not exist"
+        raise PackageLoadError(f"{path.parent} {found}. Name the folder of a package.")
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
@@ -56,6 +59,21 @@ def read_manifest(path: Path) -> Manifest:
     return manifest
 
 
+def require_data(manifest: Manifest, folder: Path) -> None:
+    """Refuse a package whose weights are not where its graphs look for them.
+
+    Raises:
+        PackageLoadError: naming the file that is missing.
+    """
+    for entry in manifest.models.values():
+        for name in (*(() if entry.data is None else (entry.data,)), *entry.references):
+            if manifest.weights and not (folder / name).is_file():
+                raise PackageLoadError(
+                    f"{folder / name}, which holds weights of {entry.path}, is missing. Copy it "
+                    "there or build the package again."
+                )
+
+
 def _read_model(path: Path, *, with_weights: bool) -> ir.Model:
     if not path.is_file():
         raise PackageLoadError(f"{path} is missing from the package. Build it again.")
@@ -63,7 +81,7 @@ def _read_model(path: Path, *, with_weights: bool) -> ir.Model:
         model = ir.load(path)
     except Exception as error:  # protobuf, onnx and onnx_ir each raise their own kinds
         raise PackageLoadError(
-            f"{path} is not a readable ONNX file ({error}). Build the package again."
+            f"{path} is not a readable ONNX file ({cause_of(error)}). Build the package again."
         ) from error
     for graph in model.graphs():
         for value in graph.initializers.values():

@@ -80,6 +80,13 @@ class Lowering:
             if (lack.domain, lack.op_type) == (self.domain, self.op_type)
         )
 
+    @property
+    def needs(self) -> str:
+        """When the stage runs, as `Stage.needs` says it."""
+        if self.use:
+            return f"a target that has {self.op_type} and gets its {self.use} wrong"
+        return f"a target that lacks {self.op_type}, or a use of it"
+
     def make(self, target: Target) -> RuleGroup:
         """Return the pass that takes apart, or changes, what the target does not run."""
 

@@ -27,6 +27,8 @@ FORMAT_VERSION = 1
 
 Padding = Literal["any", "right"]
 
+_DAMAGED = "The package is damaged or not one of Mobius; build it again."
+
 _DISTRIBUTIONS = (
     "mobius-build",
     "mobius-components",
@@ -178,18 +180,18 @@ class Manifest:
             raise reader.error("format", f"{content['format']!r}", f"{FORMAT!r}")
         version = reader.get("format_version", int)
         if version != FORMAT_VERSION:
+            versions = reader.find("versions", dict) or {}
             raise PackageLoadError(
                 f"{where} has format_version {version}; this version of Mobius reads "
                 f"{FORMAT_VERSION}. Install the Mobius that wrote it "
-                f"({content.get('versions')}), or build the package again."
+                f"(mobius-build {versions.get('mobius-build', '?')}), or build the package again."
             )
         padding = reader.get("padding", str)
         if padding not in ("any", "right"):
             raise reader.error("padding", repr(padding), "'any' or 'right'")
         source = reader.get("source", dict, optional=True)
-        runtime = reader.get("runtime", dict, optional=True)
-        generation = reader.get("generation", dict, optional=True)
-        quantization = reader.get("quantization", dict, optional=True)
+        runtime = reader.find("runtime", dict)
+        generation = reader.find("generation", dict)
         models = reader.get("models", dict)
         if not models:
             raise reader.error("models", "no entry", "at least one graph")
@@ -200,13 +202,15 @@ class Manifest:
             source=None if source is None else _read_source(source, f"{where}: source"),
             padding=cast(Padding, padding),
             weights=reader.get("weights", bool),
-            files=tuple(_inside(name, f"{where}: files") for name in reader.get("files", list)),
-            versions=reader.get("versions", dict),
+            files=tuple(
+                _inside(name, f"{where}: files") for name in reader.find("files", list) or ()
+            ),
+            versions=reader.find("versions", dict) or {},
             runtime=None if runtime is None else _read_runtime(runtime, f"{where}: runtime"),
             generation=(
                 None if generation is None else _read_generation(generation, f"{where}: generation")
             ),
-            quantization=quantization,
+            quantization=reader.find("quantization", dict),
         )
 
 
@@ -227,7 +231,9 @@ class _Reader:
     def __init__(self, content: object, where: str) -> None:
         self._where = where
         if not isinstance(content, dict):
-            raise PackageLoadError(f"{where} holds {type(content).__name__}, not a JSON object.")
+            raise PackageLoadError(
+                f"{where} holds {type(content).__name__}, not a JSON object. {_DAMAGED}"
+            )
         self._content = content
 
     def get(self, field: str, kind: type, *, optional: bool = False) -> Any:
@@ -241,10 +247,13 @@ class _Reader:
             raise self.error(field, repr(value), kind.__name__)
         return value
 
+    def find(self, field: str, kind: type) -> Any:
+        """Return the value of a field that has a default: an older Mobius did not write all."""
+        return None if self._content.get(field) is None else self.get(field, kind)
+
     def error(self, field: str, found: str, needed: str) -> PackageLoadError:
         return PackageLoadError(
-            f"{self._where}: field {field!r} is {found}, needs {needed}. The package is damaged "
-            "or not one of Mobius; build it again."
+            f"{self._where}: field {field!r} is {found}, needs {needed}. {_DAMAGED}"
         )
 
 
@@ -267,12 +276,12 @@ def _read_generation(content: Mapping[str, Any], where: str) -> GenerationEntry:
     return GenerationEntry(
         context_length=reader.get("context_length", int),
         shared_cache=reader.get("shared_cache", bool),
-        bos_token_id=reader.get("bos_token_id", int, optional=True),
-        eos_token_ids=tuple(reader.get("eos_token_ids", list)),
-        pad_token_id=reader.get("pad_token_id", int, optional=True),
-        search=reader.get("search", dict),
-        recompute_length=reader.get("recompute_length", int, optional=True),
-        genai_refusal=reader.get("genai_refusal", str, optional=True),
+        bos_token_id=reader.find("bos_token_id", int),
+        eos_token_ids=tuple(reader.find("eos_token_ids", list) or ()),
+        pad_token_id=reader.find("pad_token_id", int),
+        search=reader.find("search", dict) or {},
+        recompute_length=reader.find("recompute_length", int),
+        genai_refusal=reader.find("genai_refusal", str),
     )
 
 
@@ -285,8 +294,8 @@ def _read_entry(content: object, where: str) -> ModelEntry:
         role=reader.get("role", str),
         ir_version=reader.get("ir_version", int),
         opset_imports=reader.get("opset_imports", dict),
-        optimization=reader.get("optimization", dict, optional=True),
-        references=tuple(_inside(name, where) for name in reader.get("references", list)),
+        optimization=reader.find("optimization", dict),
+        references=tuple(_inside(name, where) for name in reader.find("references", list) or ()),
     )
 
 
@@ -296,4 +305,4 @@ def _inside(path: object, where: str) -> str:
         parts = PurePosixPath(path)
         if not parts.is_absolute() and ".." not in parts.parts and ":" not in parts.parts[0]:
             return path
-    raise PackageLoadError(f"{where}: {path!r} is not a path inside the package.")
+    raise PackageLoadError(f"{where}: {path!r} is not a path inside the package. {_DAMAGED}")

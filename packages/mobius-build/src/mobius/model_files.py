@@ -9,7 +9,7 @@ from pathlib import Path
 import onnx_ir as ir
 
 from mobius.dtypes import DTYPE_NAMES
-from mobius.errors import ModelFileError
+from mobius.errors import ModelFileError, cause_of
 from mobius.manifest import MANIFEST_NAME, Manifest
 
 __all__ = ["DataFile", "find_graphs", "model_dtype", "read_manifest", "read_model_file"]
@@ -71,16 +71,28 @@ def read_model_file(path: Path, *, with_data: bool = True) -> ir.Model:
     try:
         model = ir.load(path)
     except Exception as error:  # protobuf, onnx and onnx_ir each raise their own kinds
-        raise ModelFileError(f"{path} is not a readable ONNX file ({error}).") from error
+        raise ModelFileError(f"{path} is not a readable ONNX file ({cause_of(error)}).") from error
     if not len(model.graph) and not model.graph.outputs:
         raise ModelFileError(f"{path} is not an ONNX model: it has no graph.")
     for graph in model.graphs():
         for value in graph.initializers.values():
             if isinstance(value.const_value, ir.ExternalTensor):
                 value.const_value = _checked(value.const_value, path) if with_data else None
+            elif isinstance(value.const_value, ir.serde.TensorProtoTensor):
+                _require_bytes(value.const_value, path)
     if with_data:
         _read_constants(model, path)
     return model
+
+
+def _require_bytes(tensor: ir.serde.TensorProtoTensor, path: Path) -> None:
+    """Refuse a tensor whose bytes are not as many as its shape and dtype need."""
+    proto = tensor.raw
+    if proto.HasField("raw_data") and len(proto.raw_data) != tensor.nbytes:
+        raise ModelFileError(
+            f"{path}: {tensor.name!r} has {len(proto.raw_data)} bytes, and its shape and dtype "
+            f"need {tensor.nbytes}. The file is damaged; make it again."
+        )
 
 
 def model_dtype(model: ir.Model) -> ir.DataType:

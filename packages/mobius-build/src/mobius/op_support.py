@@ -67,6 +67,12 @@ _OPTIONAL_VALUES: Mapping[tuple[str, str], tuple[Mapping[int, str], Mapping[int,
 )
 
 
+VALUES: Mapping[tuple[str, str], Mapping[str, int]] = MappingProxyType(
+    {(_MICROSOFT, "QMoE"): {"accuracy_level": 0, "block_size": 0, "expert_weight_bits": 4}}
+)
+"""(domain, operator) -> integer attributes of which lacks may name a value, with their defaults."""
+
+
 def runs(target: Target, domain: str, op_type: str, *attributes: str) -> bool:
     """Return whether the target runs the operator in its dtype, as far as capabilities say.
 
@@ -134,6 +140,20 @@ def lacks_of(
     )
 
 
+def wrong_uses(target: Target, domain: str, op_type: str) -> dict[str, str]:
+    """Return the uses of an operator that the target lacks, each with the reason.
+
+    Uses are spelled as `Lack.attribute` spells them.
+    """
+    return {
+        lack.attribute: lack.reason
+        for lack in target.capabilities.lacks
+        if (lack.domain, lack.op_type) == (domain, op_type)
+        and lack.attribute is not None
+        and lack.covers(target.dtype, lack.use)
+    }
+
+
 def wrong_attributes(target: Target, domain: str, op_type: str) -> frozenset[str]:
     """Return what the target gets wrong of an operator, by the names that `Lack` has for it.
 
@@ -144,20 +164,25 @@ def wrong_attributes(target: Target, domain: str, op_type: str) -> frozenset[str
         for lack in target.capabilities.lacks
         if (lack.domain, lack.op_type) == (domain, op_type)
         and lack.attribute is not None
-        and lack.covers(target.dtype, {lack.attribute})
+        and lack.covers(target.dtype, set(lack.use))
     )
 
 
 def uses_of(node: ir.Node) -> dict[str, ir.DataType | None]:
     """Return what a node sets, by the names that `Lack.attribute` has for it.
 
-    These are the attributes that are not 0 or empty, which is how operators spell "off", and the
-    optional inputs and outputs that the node has; of the latter two, with their element types.
+    These are the attributes that are not 0 or empty, which is how operators spell "off", the
+    values of integer ones that lacks may name, and the optional inputs and outputs that the node
+    has; of the latter two, with their element types.
     """
     inputs, outputs = _OPTIONAL_VALUES.get((node.domain, node.op_type), ({}, {}))
     uses: dict[str, ir.DataType | None] = {
         name: None for name, attribute in node.attributes.items() if _is_set(attribute)
     }
+    for name, default in VALUES.get((node.domain, node.op_type), {}).items():
+        attribute = node.attributes.get(name)
+        if attribute is None or not attribute.is_ref():
+            uses[f"{name}={default if attribute is None else attribute.as_int()}"] = None
     for index, value in enumerate(node.inputs):
         if index in inputs and value is not None:
             uses[inputs[index]] = value.dtype

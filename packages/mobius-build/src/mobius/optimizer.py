@@ -19,7 +19,7 @@ from mobius.histogram import Histogram, changes
 from mobius.layer_graph import layer_graph, pick_layer
 from mobius.opsets import parse_opset
 from mobius.padding import PaddingSide, parse_padding_side
-from mobius.pipeline import plan_for
+from mobius.pipeline import left_out, plan_for
 from mobius.quantization import Quantization, parse_quantization
 from mobius.report import OptimizationReport, StageRecord, refusal_lines
 from mobius.roles import parse_role
@@ -145,6 +145,7 @@ def optimize_model(
     outputs = [str(value.name) for value in model.graph.outputs]
     observers = [*([Trace()] if trace else []), *_watching.get()]
     report = run_stages(model, target, plan_for(target), observers)
+    report = dataclasses.replace(report, left_out=left_out(target))
     try:
         check_model_invariants(
             model,

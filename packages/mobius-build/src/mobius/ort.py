@@ -46,6 +46,9 @@ _AS_BITS = {
 _BITS = {1: np.uint8, 2: np.uint16}
 
 
+_NO_KERNEL = ". Build for an execution provider and a dtype that run here (--ep cpu --dtype f32)."
+
+
 class OrtMissingError(MobiusError, ImportError):
     """ONNX Runtime is not installed."""
 
@@ -132,7 +135,9 @@ def open_session(path: Path, providers: Sequence[str] = (CPU,)) -> Session:
     try:
         session = onnxruntime.InferenceSession(path, options, providers=list(providers))
     except Exception as error:  # as above
-        raise OrtError(f"ONNX Runtime does not load {path}: {error}") from error
+        # ONNX Runtime has a class of its own for each status; it exports none of them.
+        hint = _NO_KERNEL if type(error).__name__ == "NotImplemented" else ""
+        raise OrtError(f"ONNX Runtime does not load {path}: {error}{hint}") from error
     return Session(path, session)
 
 

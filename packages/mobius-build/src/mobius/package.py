@@ -12,12 +12,14 @@ from typing import Any
 import onnx_ir as ir
 
 from mobius.errors import PackageError
+from mobius.genai import GENAI_CONFIG
 from mobius.generation import GenerationSettings
 from mobius.loading import read_package
 from mobius.manifest import MANIFEST_NAME, GenerationEntry, RuntimeOptions, SourceInfo
 from mobius.quantization import Quantization
 from mobius.report import OptimizationReport, refusal_lines
 from mobius.saving import Progress, save_package
+from mobius.weight_files import Stamp, stamp_files
 from mobius.weights import bind_weights, collect_parameters
 from mobius_components import ArchitectureConfig
 from mobius_eps import EpCapabilities
@@ -80,6 +82,12 @@ class ModelPackage(Mapping[str, ir.Model]):
         _check_keys(models, roles)
         self._models = dict(models)
         self._parameters = collect_parameters(self._models.values())
+        self._weight_stamps = stamp_files(
+            value.const_value
+            for model in self._models.values()
+            for graph in model.graphs()
+            for value in graph.initializers.values()
+        )
         self._loaded_summaries: Mapping[str, Mapping[str, Any] | None] = {}
         self._loaded_runtime: RuntimeOptions | None = None
         self._loaded_generation: GenerationEntry | None = None
@@ -122,8 +130,13 @@ class ModelPackage(Mapping[str, ir.Model]):
         reports: Mapping[str, OptimizationReport],
         quantization: Quantization | None = None,
     ) -> ModelPackage:
-        """Return this package (same graphs) with what it was built for."""
+        """Return this package (same graphs) with what it was built for.
+
+        Of a loaded package whose graphs were optimised again, `genai_config.json` stays behind: it
+        is for another execution provider.
+        """
         package = copy.copy(self)
+        package.files = tuple(path for path in self.files if path.name != GENAI_CONFIG)
         package.capabilities = ep
         package.ep = ep.name
         package.dtype = dtype
@@ -176,6 +189,7 @@ class ModelPackage(Mapping[str, ir.Model]):
             WeightsError: listing every missing, left-over and mismatched tensor. Nothing is bound.
         """
         bind_weights(self._parameters, tensors)
+        self._weight_stamps = {**self._weight_stamps, **stamp_files(tensors.values())}
         self.allow_non_finite = allow_non_finite
 
     def save(
@@ -208,7 +222,8 @@ class ModelPackage(Mapping[str, ir.Model]):
                 `allow_non_finite` is set.
 
         Raises:
-            PackageSaveError: for a folder that cannot be written or is full, with nothing changed.
+            PackageSaveError: for a folder that cannot be written or is full, and for weights whose
+                file has changed since they were bound, with nothing changed.
             NonFiniteWeightsError: for weights that are not finite, unless they are allowed.
             WeightsError: if only some of the weights are loaded.
         """
@@ -249,6 +264,10 @@ class ModelPackage(Mapping[str, ir.Model]):
             and not any(map(_has_control_flow, self.values())),
             int4_accuracy_level=self.capabilities.default_int4_accuracy_level,
         )
+
+    def weight_stamps(self) -> Mapping[Path, Stamp]:
+        """Return what the files of the weights were when the weights were bound."""
+        return self._weight_stamps
 
     def loaded_generation(self) -> GenerationEntry | None:
         """Return what the manifest that the package was loaded from says about generating text."""

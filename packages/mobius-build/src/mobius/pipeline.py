@@ -21,15 +21,18 @@ from mobius.lowerings import (
     MAT_MUL_N_BITS,
     BringDown,
     BringUp,
+    Lowering,
     fuse_matmul,
     lowers_mat_mul_n_bits,
 )
-from mobius.op_support import SINCE_VERSION, runs, wrong_attributes
+from mobius.op_support import SINCE_VERSION, runs, wrong_attributes, wrong_uses
 from mobius.opsets import parse_opset
 from mobius.quantize_stage import Quantize
+from mobius.report import LeftOut
 from mobius.roles import Role, parse_role
 from mobius.stage import Phase, Stage, Target
 from mobius.stage_pass import DropFunctions, RuleGroup, Steps, UniqueNames
+from mobius.wrong_calls import InlineWrongCalls
 from mobius_eps import EpCapabilities, get_ep
 from mobius_ir_rules.functions import FUNCTIONS
 from mobius_ir_rules.functions.attach import AttachFunctions
@@ -44,6 +47,7 @@ from mobius_ir_rules.fusion.layer_normalization import layer_normalization_rules
 from mobius_ir_rules.fusion.moe import moe_rules
 from mobius_ir_rules.fusion.pack_qkv import pack_qkv_rules
 from mobius_ir_rules.fusion.packed_multi_head_attention import packed_multi_head_attention_rules
+from mobius_ir_rules.fusion.q_moe import q_moe_rules
 from mobius_ir_rules.fusion.recurrence import recurrence_rules
 from mobius_ir_rules.fusion.rms_normalization import rms_normalization_rules
 from mobius_ir_rules.fusion.rotary_embedding import rotary_embedding_rules
@@ -96,6 +100,15 @@ def plan(
 def plan_for(target: Target) -> tuple[Stage, ...]:
     """Return the stages that run for `target`, in order."""
     return tuple(stage for stage in STAGES if stage.when(target))
+
+
+def left_out(target: Target) -> tuple[LeftOut, ...]:
+    """Return the stages that do not run for `target`, each with the reason."""
+    return tuple(
+        LeftOut(stage.phase, stage.name, stage.why_left_out(target))
+        for stage in STAGES
+        if not stage.when(target)
+    )
 
 
 def _always(target: Target) -> bool:
@@ -203,7 +216,36 @@ def _quantizes(target: Target) -> bool:
 
 def _make_quantize(target: Target) -> Quantize:
     assert target.quantization is not None
-    return Quantize(target.quantization, target.capabilities.default_int4_accuracy_level)
+    return Quantize(target.quantization, _accuracy_level(target))
+
+
+def _accuracy_level(target: Target) -> int:
+    level = None if target.quantization is None else target.quantization.accuracy_level
+    return target.capabilities.default_int4_accuracy_level if level is None else level
+
+
+def _fuses_float_matmul(target: Target) -> bool:
+    return not _quantizes(target) and runs(target, _MICROSOFT, "FusedMatMul")
+
+
+def _fuses_left_matmul(target: Target) -> bool:
+    return _quantizes(target) and runs(target, _MICROSOFT, "FusedMatMul")
+
+
+def _fuses_float_moe(target: Target) -> bool:
+    return not _quantizes(target) and runs(target, _MICROSOFT, "MoE")
+
+
+def _fuses_quantized_moe(target: Target) -> bool:
+    return _quantizes(target) and any(runs(target, _MICROSOFT, name) for name in ("MoE", "QMoE"))
+
+
+def _make_quantized_moe(target: Target) -> RuleGroup:
+    rules = list(moe_rules()) if runs(target, _MICROSOFT, "MoE") else []
+    if runs(target, _MICROSOFT, "QMoE"):
+        wrong = wrong_uses(target, _MICROSOFT, "QMoE")
+        rules += q_moe_rules(accuracy_level=_accuracy_level(target), wrong=wrong)
+    return RuleGroup(rules, [RemoveUnused()])
 
 
 def _make_cleanup(target: Target) -> ir.passes.PassBase:
@@ -234,6 +276,7 @@ def _make_inline(target: Target) -> ir.passes.PassBase:
     return Steps(
         AttachFunctions(_bodies(target, run=False), overloads=True),
         InlineFunctions(is_lacking),
+        InlineWrongCalls(target),
         *fuse_matmul(target),
         RemoveUnused(),
     )
@@ -272,8 +315,25 @@ def _bodies(target: Target, *, run: bool) -> dict[tuple[str, str], Callable[[int
     }
 
 
+_DECODER = "a decoder, and GroupQueryAttention in the dtype"
+_ROTARY_INSIDE = f"{_DECODER}, but without rotary embeddings inside"
+_FLOATS = "no weights that become integers"
+_INTEGERS = "weights that become integers (quantize)"
+
+
+def _lowering(phase: Phase, lowering: Lowering, when: Callable[[Target], bool]) -> Stage:
+    return Stage(phase, lowering.stage_name, when, lowering.make, lowering.needs)
+
+
 STAGES: tuple[Stage, ...] = (
-    Stage(Phase.CLEANUP, "RaiseOpset", _is_old, BringUp),
+    Stage(
+        Phase.CLEANUP,
+        "RaiseOpset",
+        _is_old,
+        BringUp,
+        "a model of an older opset than the target runs",
+        ("max_opset",),
+    ),
     Stage(Phase.CLEANUP, "Cleanup", _always, _make_cleanup),
     # First what exporters write out as primitives; what the target lacks of it is lowered again.
     *(
@@ -285,42 +345,125 @@ STAGES: tuple[Stage, ...] = (
             ("AttentionFusion", attention_rules),
         )
     ),
-    Stage(Phase.FUSION, GQA_FUSION, _fuses_gqa, _make_gqa_fusion),
+    Stage(Phase.FUSION, GQA_FUSION, _fuses_gqa, _make_gqa_fusion, _DECODER, ("gqa_dtypes",)),
     # Before PackQKV: weights in the layout that they are stored in are joined without a transpose.
-    Stage(Phase.FUSION, "FusedMatMul", _runs_any("FusedMatMul"), _rule_group(fused_matmul_rules)),
-    Stage(Phase.FUSION, "PackQKV", _packs_qkv, _rule_group(pack_qkv_rules)),
+    Stage(
+        Phase.FUSION,
+        "FusedMatMul",
+        _fuses_float_matmul,
+        _rule_group(fused_matmul_rules),
+        f"FusedMatMul in the dtype, and {_FLOATS}",
+        ("supports_fused_matmul",),
+    ),
+    Stage(
+        Phase.FUSION,
+        "PackQKV",
+        _packs_qkv,
+        _rule_group(pack_qkv_rules),
+        f"{_DECODER}, with packed queries, keys and values",
+        ("gqa_dtypes", "qkv_pack_dtypes"),
+    ),
     Stage(
         Phase.FUSION,
         "SkipNorm",
         _runs_any("SkipSimplifiedLayerNormalization"),
         _rule_group(skip_norm_rules),
+        "SkipSimplifiedLayerNormalization in the dtype",
+        ("supports_skip_layer_norm",),
     ),
     Stage(
         Phase.FUSION,
         "SkipLayerNorm",
         _runs_any("SkipLayerNormalization"),
         _rule_group(skip_layer_norm_rules),
+        "SkipLayerNormalization in the dtype",
+        ("supports_skip_layer_norm",),
     ),
-    Stage(Phase.FUSION, "RecurrenceFusion", _avoids_loops, _rule_group(recurrence_rules)),
-    Stage(Phase.FUSION, "MoEFusion", _runs_any("MoE"), _rule_group(moe_rules)),
-    Stage(Phase.FUSION, "GeluFusion", _fuses_gelu, _rule_group(gelu_rules)),
+    Stage(
+        Phase.FUSION,
+        "RecurrenceFusion",
+        _avoids_loops,
+        _rule_group(recurrence_rules),
+        "a target whose loops are slow, and LinearAttention in the dtype",
+        ("fast_loops",),
+    ),
+    Stage(
+        Phase.FUSION,
+        "MoEFusion",
+        _fuses_float_moe,
+        _rule_group(moe_rules),
+        f"MoE in the dtype, and {_FLOATS}",
+        ("supports_fused_moe",),
+    ),
+    Stage(
+        Phase.FUSION,
+        "GeluFusion",
+        _fuses_gelu,
+        _rule_group(gelu_rules),
+        "Gelu, or Gelu and FastGelu of com.microsoft, in the dtype",
+    ),
     Stage(
         Phase.FUSION,
         "PackedMultiHeadAttention",
         _packs_attention,
         _rule_group(packed_multi_head_attention_rules),
+        "a model that is no decoder, and PackedMultiHeadAttention in the dtype",
+        ("supports_packed_multi_head_attention",),
     ),
-    Stage(Phase.FUSION, "BiasGelu", _runs_any(*BIAS_GELU_OPERATORS), _make_bias_gelu),
+    Stage(
+        Phase.FUSION,
+        "BiasGelu",
+        _runs_any(*BIAS_GELU_OPERATORS),
+        _make_bias_gelu,
+        f"{' or '.join(BIAS_GELU_OPERATORS)} of com.microsoft in the dtype",
+    ),
     # Behind all that packs weights, so that what is packed is quantized as one.
-    Stage(Phase.FUSION, "Quantize", _quantizes, _make_quantize),
-    Stage(Phase.INLINE, MAT_MUL_N_BITS.stage_name, lowers_mat_mul_n_bits, MAT_MUL_N_BITS.make),
-    Stage(Phase.INLINE, BOOLEAN_MASK.stage_name, BOOLEAN_MASK.needed, BOOLEAN_MASK.make),
-    Stage(Phase.INLINE, FUSED_MAT_MUL.stage_name, FUSED_MAT_MUL.needed, FUSED_MAT_MUL.make),
+    Stage(Phase.FUSION, "Quantize", _quantizes, _make_quantize, _INTEGERS),
+    # FusedMatMul of a build with integers: no MatMulNBits scales, or reads what is transposed.
+    Stage(
+        Phase.FUSION,
+        "FusedFloatMatMul",
+        _fuses_left_matmul,
+        _rule_group(fused_matmul_rules),
+        f"{_INTEGERS}, and FusedMatMul in the dtype",
+    ),
+    # MoEFusion of a build with integers: whether experts are some is known now.
+    Stage(
+        Phase.FUSION,
+        "QMoEFusion",
+        _fuses_quantized_moe,
+        _make_quantized_moe,
+        f"{_INTEGERS}, and MoE or QMoE in the dtype",
+    ),
+    _lowering(Phase.INLINE, MAT_MUL_N_BITS, lowers_mat_mul_n_bits),
+    _lowering(Phase.INLINE, BOOLEAN_MASK, BOOLEAN_MASK.needed),
+    _lowering(Phase.INLINE, FUSED_MAT_MUL, FUSED_MAT_MUL.needed),
     Stage(Phase.INLINE, "InlinePass", _always, _make_inline),
-    Stage(Phase.LOWERING, "SeparateRoPE", _separates_rope, _make_separate_rope),
-    Stage(Phase.LOWERING, "UnpackQKV", _separates_rope, _rule_group(unpack_qkv_rules)),
-    *(Stage(Phase.LOWERING, each.stage_name, each.needed, each.make) for each in LOWERINGS),
-    Stage(Phase.LOWERING, "LowerOpset", _lowers_opset, BringDown),
+    Stage(
+        Phase.LOWERING,
+        "SeparateRoPE",
+        _separates_rope,
+        _make_separate_rope,
+        _ROTARY_INSIDE,
+        ("gqa_dtypes", "supports_fused_rope"),
+    ),
+    Stage(
+        Phase.LOWERING,
+        "UnpackQKV",
+        _separates_rope,
+        _rule_group(unpack_qkv_rules),
+        _ROTARY_INSIDE,
+        ("gqa_dtypes", "supports_fused_rope"),
+    ),
+    *(_lowering(Phase.LOWERING, each, each.needed) for each in LOWERINGS),
+    Stage(
+        Phase.LOWERING,
+        "LowerOpset",
+        _lowers_opset,
+        BringDown,
+        "a model of a newer opset than the target runs",
+        ("max_opset",),
+    ),
     Stage(Phase.FOLD, "Fold", _always, _make_fold),
 )
 """Every stage of every target, in the order in which they run."""

@@ -20,6 +20,7 @@ import numpy as np
 
 from mobius.dims import Sizes, bind
 from mobius.errors import VerifyError
+from mobius.loading import require_data
 from mobius.model_files import find_graphs, read_manifest
 from mobius.ort import CPU, Array, Port, open_session
 from mobius.sources import SourceError, SourceOptions, load_source
@@ -181,6 +182,8 @@ def _logits(package: Path, tokens: Sequence[int], providers: Sequence[str]) -> A
             f"{package} has the graphs {', '.join(graphs)}; needed: one, a text decoder."
         )
     (path,) = graphs.values()
+    if (manifest := read_manifest(package)) is not None:
+        require_data(manifest, package)
     session = open_session(path, providers)
     outputs = {port.name: port for port in session.outputs}
     inputs = {port.name for port in session.inputs}

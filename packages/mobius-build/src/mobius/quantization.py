@@ -35,7 +35,7 @@ class Quantization(Protocol):
 
     @property
     def accuracy_level(self) -> int | None:
-        """What `MatMulNBits` may round its other operand to; `None` as the provider says."""
+        """What kernels may round the other operand to; `None` as the provider says."""
         ...
 
     def to_dict(self) -> dict[str, Any]:
@@ -69,6 +69,7 @@ class QuantizationConfig:
             of a parameter that it is made of (`re.search`).
         accuracy_level: What `MatMulNBits` may round its other operand to, from 0, not at all, to 4,
             8-bit integers; `None` takes the execution provider's `default_int4_accuracy_level`.
+            `QMoE` knows all and nothing: 4, and everything else.
 
     Raises:
         QuantizationError: naming the field that is wrong and what is needed.

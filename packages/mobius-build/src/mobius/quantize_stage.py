@@ -1,4 +1,4 @@
-"""The stage `Quantize`: weights of products become integers, as the build's configuration says."""
+"""The stage `Quantize`: weights become integers, as the build's configuration says."""
 
 from __future__ import annotations
 
@@ -13,24 +13,20 @@ __all__ = ["Quantize"]
 
 
 class Quantize(ir.passes.InPlacePass):
-    """Folds what packs and transposes weights, then quantizes what is a matrix then."""
+    """Folds what packs and transposes weights, then quantizes what are matrices then."""
 
-    def __init__(self, quantization: Quantization, default_accuracy_level: int) -> None:
+    def __init__(self, quantization: Quantization, accuracy_level: int) -> None:
         """Create the pass.
 
         Args:
             quantization: Decides about each weight.
-            default_accuracy_level: That of the target, where `quantization` has none.
+            accuracy_level: What kernels may round the other operand to.
         """
         super().__init__()
-        level = quantization.accuracy_level
-        self._pass = QuantizeWeights(
-            quantization.choose,
-            accuracy_level=default_accuracy_level if level is None else level,
-        )
+        self._pass = QuantizeWeights(quantization.choose, accuracy_level=accuracy_level)
 
     def call(self, model: ir.Model) -> StageResult:
-        """Run the passes; applications are the nodes that read integers."""
+        """Run the passes; applications are the uses that read integers."""
         folded = FoldWeights()(model)
         result = self._pass.call(model)
         return StageResult(

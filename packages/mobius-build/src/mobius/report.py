@@ -68,6 +68,21 @@ class StageRecord:
 
 
 @dataclasses.dataclass(frozen=True)
+class LeftOut:
+    """A stage that did not run.
+
+    Attributes:
+        phase: The part of the pipeline that it belongs to.
+        name: Name of the stage.
+        reason: Why it did not, as a sentence.
+    """
+
+    phase: Phase
+    name: str
+    reason: str
+
+
+@dataclasses.dataclass(frozen=True)
 class OptimizationReport:
     """What `optimize_model` did.
 
@@ -80,6 +95,7 @@ class OptimizationReport:
         operators_before: Each operator of the model as given, with its number of nodes.
         layer_before: A layer of the model as given, to be drawn, if its layers have names.
         layer_after: The same layer of the result.
+        left_out: The stages that did not run.
     """
 
     ep: str
@@ -90,6 +106,7 @@ class OptimizationReport:
     operators_before: tuple[tuple[str, int], ...] = ()
     layer_before: LayerGraph | None = None
     layer_after: LayerGraph | None = None
+    left_out: tuple[LeftOut, ...] = ()
 
     @property
     def operators_after(self) -> tuple[tuple[str, int], ...]:
@@ -135,6 +152,7 @@ class OptimizationReport:
             "operators_before": dict(self.operators_before),
             "operators_after": dict(self.operators_after),
             "stages": [_stage_dict(stage) for stage in self.stages],
+            "left_out": {each.name: each.reason for each in self.left_out},
             "warnings": list(self.warnings),
         }
 

@@ -22,7 +22,7 @@ from mobius.errors import (
 )
 from mobius.external_data import IR_VERSION, DataEntry, to_external_proto, write_data
 from mobius.genai import GENAI_CONFIG, to_json
-from mobius.generation_plan import GenerationPlan, plan_generation
+from mobius.generation_plan import GenerationPlan, kept_generation, plan_generation
 from mobius.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -41,6 +41,7 @@ from mobius.saving_plan import (
     plan_models,
     refuse_inputs,
 )
+from mobius.weight_files import refuse_changed
 from mobius.weights import collect_parameters, explain_non_finite
 
 if TYPE_CHECKING:
@@ -103,6 +104,7 @@ def save_package(
             "save without weights='reference'."
         )
     plans = plan_models(package, target, refer=refer)
+    refuse_changed(package.weight_stamps(), input_files(plans.values()))
     generation = plan_generation(package, next(iter(plans.values())).path)
     genai = None if generation is None else generation.genai
     written = (*package.texts, *(() if genai is None else (GENAI_CONFIG,)))
@@ -156,6 +158,7 @@ def _staging(
     check_files(target, [*names, MANIFEST_NAME], overwrite=overwrite, marker=MANIFEST_NAME)
     check_free_space(target, space)
     kept = {location for plan in plans.values() for location in plan.references.in_place}
+    kept.update(files)  # a loaded package's own may stay where they are, too
     return atomic_files(target / MANIFEST_NAME, stale={DATA_NAME, GENAI_CONFIG} - kept)
 
 
@@ -226,9 +229,14 @@ def _judge(bad: list[NonFiniteTensor], *, allowed: bool) -> None:
     if allowed:
         _logger.warning("%s", text)
         return
+    way_out = (
+        "Build for a dtype with more range (bf16, f32), or allow them "
+        if all(not item.not_finite for item in bad)
+        else "The checkpoint has them. Look for a whole one, or allow them "
+    )
     raise NonFiniteWeightsError(
-        f"{text}\nBuild for a dtype with more range (bf16, f32), or allow them "
-        "(apply_weights(..., allow_non_finite=True), --allow-non-finite on the command line).",
+        f"{text}\n{way_out}(apply_weights(..., allow_non_finite=True), --allow-non-finite on the "
+        "command line).",
         tensors=bad,
     )
 
@@ -263,7 +271,7 @@ def _manifest(
         files=sorted(files),
         versions=installed_versions(),
         runtime=package.runtime_options(),
-        generation=package.loaded_generation() if generation is None else generation.entry,
+        generation=kept_generation(package) if generation is None else generation.entry,
     )
 
 

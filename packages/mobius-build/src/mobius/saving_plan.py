@@ -13,8 +13,7 @@ from mobius.errors import PackageSaveError
 from mobius.external_data import DataLayout, plan_layout
 from mobius.manifest import MANIFEST_NAME
 from mobius.references import References, find_references
-from mobius.streaming import WeightTensor
-from mobius_ir_rules.lazy import DerivedTensor
+from mobius.weight_files import files_of
 
 if TYPE_CHECKING:
     from mobius.package import ModelPackage
@@ -99,7 +98,7 @@ def plan_models(package: ModelPackage, target: Path, *, refer: bool) -> dict[str
         if found := taken.intersection(references.locations):
             raise PackageSaveError(
                 f"{found.pop()} holds weights that the package would refer to, and is a file that "
-                "saving writes. Choose another folder, or save without weights='reference'."
+                "saving writes. Save into another folder without weights='reference'."
             )
         plans[key] = plan
     return plans
@@ -154,24 +153,6 @@ def refuse_inputs(target: Path, inputs: Iterable[Path]) -> None:
 
 def input_files(plans: Iterable[PlannedModel]) -> set[Path]:
     """Return the files that the weights which are written are read from."""
-    return {
-        Path(path)
-        for plan in plans
-        for entry in (*plan.layout.entries, *plan.references.entries)
-        for tensor in _sources(entry.tensor)
-        # onnx_ir's ExternalTensor and the tensors of sources alike
-        if isinstance(path := getattr(tensor, "path", None), str | Path)
-    }
-
-
-def _sources(tensor: ir.TensorProtocol | None) -> Iterable[ir.TensorProtocol]:
-    if isinstance(tensor, DerivedTensor):
-        for leaf in tensor.leaves:
-            yield from _sources(leaf.const_value)
-    elif isinstance(tensor, WeightTensor):
-        yield from _sources(tensor.source)
-    elif isinstance(parts := getattr(tensor, "parts", None), tuple):  # of several tensors
-        for part in parts:
-            yield from _sources(part)
-    elif tensor is not None:
-        yield tensor
+    return files_of(
+        entry.tensor for plan in plans for entry in (*plan.layout.entries, *plan.references.entries)
+    )

@@ -99,10 +99,13 @@ class Source(Protocol):
 
 @runtime_checkable
 class ClaimingSource(Source, Protocol):
-    """A source of files that no other source reads, which says so."""
+    """A source of models that no other source reads, which says so."""
 
     def claims(self, model: str) -> bool:
-        """Return whether the local file or folder `model` is for this source. Reads no file."""
+        """Return whether `model` is for this source: a local file or folder, or one on a hub.
+
+        Reads no file and asks no hub.
+        """
         ...
 
 
@@ -119,21 +122,20 @@ def load_source(name: str) -> Source:
     installed = sorted(entry_point.name for entry_point in entry_points)
     raise SourceError(
         f"No model source {name!r} is installed (installed: {installed}). "
-        "Install the HuggingFace source with: pip install mobius-build[hf]"
+        "Install the HuggingFace source with: pip install 'mobius-build[hf]'"
     )
 
 
 def find_source(model: str) -> Source:
-    """Return the source that claims the local file or folder `model`; the default one otherwise.
+    """Return the source that claims `model`; the default one otherwise.
 
     Raises:
         SourceError: if the default source is not installed.
     """
-    if Path(model).expanduser().exists():
-        for name in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP).names - {DEFAULT}):
-            source = load_source(name)
-            if isinstance(source, ClaimingSource) and source.claims(model):
-                return source
+    for name in sorted(metadata.entry_points(group=ENTRY_POINT_GROUP).names - {DEFAULT}):
+        source = load_source(name)
+        if isinstance(source, ClaimingSource) and source.claims(model):
+            return source
     return load_source(DEFAULT)
 
 

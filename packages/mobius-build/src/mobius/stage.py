@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import onnx_ir as ir
 
+from mobius.dtypes import DTYPE_NAMES, short_name
 from mobius.padding import PaddingSide
 from mobius.quantization import Quantization
 from mobius.roles import Role
@@ -87,9 +88,25 @@ class Stage:
         name: What traces and reports call it.
         when: Whether the stage runs for a target; reads nothing else.
         make: Makes a new in-place pass for a target.
+        needs: What `when` asks for, as what it is not run for lacks it; empty if nothing.
+        reads: The fields of `EpCapabilities` that say whether the target has it.
     """
 
     phase: Phase
     name: str
     when: Callable[[Target], bool]
     make: Callable[[Target], ir.passes.PassBase]
+    needs: str = ""
+    reads: tuple[str, ...] = ()
+
+    def why_left_out(self, target: Target) -> str:
+        """Return why the stage does not run for a target that `when` refuses, as a sentence."""
+        said = [f"{field} is {_shown(getattr(target.capabilities, field))}" for field in self.reads]
+        here = f" For {target.capabilities.name} {', '.join(said)}." if said else ""
+        return f"It needs {self.needs}.{here}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, frozenset):
+        return " and ".join(short_name(each) for each in DTYPE_NAMES if each in value) or "empty"
+    return str(value)

@@ -78,7 +78,7 @@ def as_quantized(tensor: ir.TensorProtocol) -> BlockQuantizedTensor | None:
     if not isinstance(tensor, DerivedTensor) or len(tensor.shape) != 2:
         return None
     whole = _only_leaf(tensor.expression)
-    if whole is None:
+    if whole is None or len(whole.shape) != 2:
         return None
     weight = whole.weight
     parts = [weight.packed, weight.scales, weight.zero_points]

@@ -153,8 +153,6 @@ def visit_chunks(tensor: ir.TensorProtocol, visit: Callable[[Chunk], object]) ->
         parts.visit(lambda part: _visit_array(part, visit))
     elif isinstance(tensor, VisitedTensor):
         tensor.visit(lambda part: _visit_array(part, visit))
-    elif isinstance(tensor, VisitedTensor):
-        tensor.visit(visit)
     elif tensor.dtype.bitwidth < 8:
         _visit_array(np.frombuffer(tensor.tobytes(), np.uint8), visit)
     elif (found := in_file(tensor)) is not None:

@@ -60,7 +60,17 @@ class TextCodec:
             text: A text.
             special_tokens: Add what the model wants around it, such as a token that starts it. A
                 chat template has written those already.
+
+        Raises:
+            CodecError: if it is no text, but holds bytes that are not UTF-8.
         """
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise CodecError(
+                f"The text has a byte at position {error.start} that is not UTF-8. Give it in "
+                "UTF-8."
+            ) from error
         tokens: list[int] = self._tokenizer.encode(text, add_special_tokens=special_tokens).ids
         return tokens
 

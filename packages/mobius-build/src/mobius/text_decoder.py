@@ -18,6 +18,7 @@ which the operator writes at the end of what `attention_mask` says is there.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ import numpy as np
 import onnx_ir as ir
 
 from mobius.decoder_graph import LOGITS, POSITIONS, TOKENS
-from mobius.loading import read_manifest
+from mobius.loading import read_manifest, require_data
 from mobius.manifest import MANIFEST_NAME, GenerationEntry, Manifest
 from mobius.ort import CPU, Array, OrtError, import_onnxruntime, open_session, to_ort_value
 from mobius_eps import MobiusError, ep_registry
@@ -35,6 +36,8 @@ __all__ = ["RunError", "TextDecoder"]
 
 MASK = "attention_mask"
 _PAST, _PRESENT = "past_key_values.", "present."
+_logger = logging.getLogger(__name__)
+
 # Where a provider keeps what it is given; others take and give memory of the host.
 _DEVICES = {"CUDAExecutionProvider": "cuda", "DmlExecutionProvider": "dml"}
 
@@ -68,7 +71,7 @@ class TextDecoder:
                 it.
 
         Raises:
-            PackageLoadError: if it is no package.
+            PackageLoadError: if it is no package, or its weights are missing.
             RunError: if it is not a text decoder with weights.
             OrtMissingError: if ONNX Runtime is not installed.
             OrtError: if it does not load the graph.
@@ -76,6 +79,7 @@ class TextDecoder:
         self.manifest = read_manifest(folder / MANIFEST_NAME)
         self.generation = _generation(self.manifest, folder)
         (entry,) = self.manifest.models.values()
+        require_data(self.manifest, folder)
         self._session = open_session(
             folder / entry.path, providers or _providers(self.manifest.execution_provider)
         )
@@ -175,7 +179,7 @@ class TextDecoder:
 
 
 def _generation(manifest: Manifest, folder: Path) -> GenerationEntry:
-    if manifest.generation is None:
+    if manifest.generation is None or len(manifest.models) != 1:
         raise RunError(
             f"{folder} is not a package with one text decoder, so no text can be generated."
         )
@@ -189,4 +193,9 @@ def _providers(ep: str) -> tuple[str, ...]:
     known = ep_registry.get(ep)  # it may have been registered where the package was built
     name = None if known is None else known.runtime_names.ort
     available = import_onnxruntime().get_available_providers()
-    return (name,) if name is not None and name in available else (CPU,)
+    if name is None or name in available:
+        return (name or CPU,)
+    _logger.warning(
+        "The package is for %s, which this ONNX Runtime lacks; it runs on %s.", name, CPU
+    )
+    return (CPU,)

@@ -24,6 +24,7 @@ from mobius.errors import VerifyError
 from mobius.model_files import find_graphs, read_model_file
 from mobius.ort import CPU, Array, Port, Session, open_session
 from mobius.random_inputs import Scenario, coarsest, index_limits, random_inputs
+from mobius.token_rows import has_last_alone, last_tokens, real_tokens
 
 __all__ = ["TOLERANCES", "OutputDifference", "Verification", "VerifyOptions", "verify"]
 
@@ -99,11 +100,13 @@ class Verification:
         interface: How the inputs, outputs and graphs of the two differ, a sentence each.
         outputs: Every output of every run.
         tolerances: What was allowed for each graph.
+        notes: What was compared in part only, a sentence each.
     """
 
     interface: tuple[str, ...]
     outputs: tuple[OutputDifference, ...]
     tolerances: Mapping[str, Tolerance]
+    notes: tuple[str, ...] = ()
 
     @property
     def same(self) -> bool:
@@ -122,6 +125,7 @@ class Verification:
         return {
             "same": self.same,
             "interface": list(self.interface),
+            "notes": list(self.notes),
             "tolerances": {
                 graph: dataclasses.asdict(tolerance) for graph, tolerance in self.tolerances.items()
             },
@@ -155,16 +159,19 @@ def verify(a: Path, b: Path, options: VerifyOptions | None = None) -> Verificati
     interface = _only_in_one("graph", graphs_a, graphs_b)
     outputs: list[OutputDifference] = []
     tolerances: dict[str, Tolerance] = {}
+    notes: list[str] = []
     for key in (key for key in graphs_a if key in graphs_b):
         pair = _Pair(key, graphs_a[key], graphs_b[key], options)
         outputs += pair.run()
-        interface += [text if len(graphs_a) == 1 else f"{key}: {text}" for text in pair.interface]
+        prefix = "" if len(graphs_a) == 1 else f"{key}: "
+        interface += [prefix + text for text in pair.interface]
+        notes += [prefix + text for text in pair.notes]
         tolerances[key] = pair.tolerance
     if not outputs:
         raise VerifyError(
             "The two have nothing in common that could be compared. " + " ".join(interface)
         )
-    return Verification(tuple(interface), tuple(outputs), tolerances)
+    return Verification(tuple(interface), tuple(outputs), tolerances, tuple(notes))
 
 
 def _check(options: VerifyOptions) -> None:
@@ -184,6 +191,7 @@ class _Pair:
 
     Attributes:
         interface: How their inputs and outputs differ; known after `run`.
+        notes: What was compared in part only; known after `run`.
         tolerance: What is allowed.
     """
 
@@ -200,6 +208,7 @@ class _Pair:
             default.relative if options.relative is None else options.relative,
         )
         self.interface: list[str] = []
+        self.notes: list[str] = []
 
     def run(self) -> list[OutputDifference]:
         """Run both and compare all that they have in common."""
@@ -224,15 +233,28 @@ class _Pair:
         session = open_session(path_b, self._options.providers)
         names_a, names_b = _names(outputs_a), _names(session.outputs)
         self.interface += _only_in_one("output", names_a, names_b)
+        ports_of_b = {port.name: port for port in session.outputs}
+        both = [(port, ports_of_b[port.name]) for port in outputs_a if port.name in ports_of_b]
+        self.notes += [
+            f"{a.name}: {'A' if has_last_alone(a, b) else 'B'} has each row's last token only; "
+            "that token was compared."
+            for a, b in both
+            if has_last_alone(a, b) or has_last_alone(b, a)
+        ]
         found: list[OutputDifference] = []
         for (scenario, seed), feed, result_a in zip(runs, feeds, results_a, strict=True):
             result_b = _run(session, feed)
-            for port in (port for port in outputs_a if port.name in result_b):
+            for port, other in both:
+                value_a, value_b = result_a[port.name], result_b[port.name]
+                if has_last_alone(port, other):
+                    value_b = last_tokens(value_b, scenario)
+                elif has_last_alone(other, port):
+                    value_a = last_tokens(value_a, scenario)
                 difference = compare(
-                    result_a[port.name],
-                    result_b[port.name],
+                    value_a,
+                    value_b,
                     self.tolerance,
-                    real=_real_tokens(port, result_a[port.name].shape, scenario),
+                    real=real_tokens(port, value_a.shape, scenario),
                     other_dtype=self._options.cross_dtype,
                     allow_nan=self._options.allow_nan,
                 )
@@ -277,26 +299,6 @@ def _scenarios(models: Sequence[Sequence[Port]], options: VerifyOptions) -> list
         if padded and past > 1:
             scenarios.append(Scenario("next token after padding", step, padded=True))
     return scenarios
-
-
-def _real_tokens(port: Port, shape: tuple[int, ...], scenario: Scenario) -> Array | None:
-    """Return which numbers of an output belong to real tokens; `None` for all of them.
-
-    The axis of tokens is that named so, or for want of names the one that has the size.
-    """
-    if not scenario.padded or len(shape) < 2 or shape[0] != scenario.sizes.batch:
-        return None
-    cache = scenario.comparable(shape[0])
-    tokens = scenario.mask(shape[0])[:, scenario.sizes.past :]
-    for axis in range(1, len(shape)):
-        part = part_of(port, axis)
-        unnamed = part is None and not isinstance(port.shape[axis], int)
-        for mask, name in ((cache, "total"), (tokens, "sequence")):
-            if shape[axis] == mask.shape[1] and (part == name or unnamed):
-                broadcast = [1] * len(shape)
-                broadcast[0], broadcast[axis] = mask.shape
-                return mask.astype(bool).reshape(broadcast)
-    return None
 
 
 def _joined_limits(models: Iterable[ir.Model]) -> dict[str, int]:

@@ -6,7 +6,6 @@ Field names are HuggingFace `config.json` keys wherever HuggingFace has one.
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import onnx_ir as ir
 
 from mobius_components.activations import ACTIVATIONS
+from mobius_components.config_checks import is_finite
 from mobius_components.config_error import ConfigError
 from mobius_components.frozen_dict import FrozenDict
 from mobius_components.latent_attention_config import LatentAttentionConfig
@@ -291,7 +291,7 @@ class ArchitectureConfig:
             "logits_scaling",
         ):
             value = getattr(self, field)
-            if value is not None and not 0 < value < math.inf:
+            if value is not None and (not is_finite(value) or value <= 0):
                 raise ConfigError(field, value, "a number above zero, or None where optional")
 
     def __deepcopy__(self, memo: dict[int, Any]) -> ArchitectureConfig:
@@ -319,6 +319,8 @@ class ArchitectureConfig:
     @property
     def rotary_dim(self) -> int:
         """Width of the rotating part of a head."""
+        if self.latent_attention is not None:
+            return self.latent_attention.qk_rope_head_dim
         return int(self.head_size * self.partial_rotary_factor)
 
     def heads(self, layer: int) -> tuple[int, int]:
@@ -410,7 +412,9 @@ class ArchitectureConfig:
     def _check_sharing(self) -> None:
         first = self.num_hidden_layers - self.num_kv_shared_layers
         if not 0 <= self.num_kv_shared_layers < self.num_hidden_layers:
-            needed = f"at least 0 and less than num_hidden_layers, {self.num_hidden_layers}"
+            needed = (
+                f"at least 0 and less than num_hidden_layers, which is {self.num_hidden_layers}"
+            )
             raise ConfigError("num_kv_shared_layers", self.num_kv_shared_layers, needed)
         assert self.layer_types is not None  # resolved before
         for kind in self.layer_types[first:]:
@@ -449,8 +453,8 @@ class ArchitectureConfig:
                 raise ConfigError(
                     "head_dim",
                     None,
-                    f"a value, because hidden_size {self.hidden_size} is no multiple of "
-                    f"num_attention_heads {self.num_attention_heads}",
+                    f"a value, because hidden_size, which is {self.hidden_size}, is no multiple of "
+                    f"num_attention_heads, which is {self.num_attention_heads}",
                 )
             self._set("head_dim", self.hidden_size // self.num_attention_heads)
         self._check_positive_int("head_dim")
@@ -473,7 +477,7 @@ class ArchitectureConfig:
             raise ConfigError(
                 "partial_rotary_factor",
                 self.partial_rotary_factor,
-                f"a factor in (0, 1] that makes an even part of head_dim {self.head_dim}",
+                f"a factor in (0, 1] that makes an even part of head_dim, which is {self.head_dim}",
             )
         _check_theta("rope_theta", self.rope_theta)
         if self.rope_scaling is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from mobius_components.activations import ACTIVATIONS
 from mobius_components.config_error import ConfigError
 
@@ -38,6 +40,22 @@ def check_flags(config: object, *fields: str) -> None:
     for field in fields:
         if not isinstance(getattr(config, field), bool):
             raise unfit(config, field, "True or False")
+
+
+def check_positive(config: object, *fields: str) -> None:
+    """Check that each field is a number above zero, and not infinite.
+
+    Raises:
+        ConfigError: naming the first field that is not.
+    """
+    for field in fields:
+        if not is_finite(getattr(config, field)) or getattr(config, field) <= 0:
+            raise unfit(config, field, "a number above zero")
+
+
+def is_finite(value: object) -> bool:
+    """Return whether `value` is a number that is neither infinite nor NaN."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def check_activation(config: object, field: str) -> None:

@@ -9,7 +9,9 @@ class ConfigError(ValueError):
     Attributes:
         field: Name of the field.
         value: What it is.
-        needed: What it has to be.
+        needed: What it has to be; another field that it depends on stands there by name, with
+            `, which is` and its value behind.
+        owner: Class that has the field.
     """
 
     def __init__(
@@ -19,3 +21,4 @@ class ConfigError(ValueError):
         self.field = field
         self.value = value
         self.needed = needed
+        self.owner = owner

@@ -6,9 +6,8 @@ Field names are HuggingFace `config.json` keys.
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from mobius_components.config_checks import check_counts, unfit
+from mobius_components.config_checks import check_counts, check_positive, unfit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,8 +39,7 @@ class LatentAttentionConfig:
         check_counts(self, "qk_rope_head_dim")
         if self.qk_rope_head_dim % 2:
             raise unfit(self, "qk_rope_head_dim", "an even number")
-        if not 0 < self.norm_eps < math.inf:
-            raise unfit(self, "norm_eps", "a number above zero")
+        check_positive(self, "norm_eps")
 
     @property
     def qk_head_dim(self) -> int:

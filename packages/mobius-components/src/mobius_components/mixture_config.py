@@ -7,8 +7,13 @@ differently translate it.
 from __future__ import annotations
 
 import dataclasses
-import math
 
+from mobius_components.config_checks import (
+    check_counts,
+    check_flags,
+    check_positive,
+    is_finite,
+)
 from mobius_components.config_error import ConfigError
 
 SCORINGS = ("softmax", "softmax_of_chosen", "sigmoid", "sparsemixer")
@@ -62,27 +67,28 @@ class RouterConfig:
     router_jitter_noise: float = 0.0
 
     def __post_init__(self) -> None:
-        _check_flags(self, "norm_topk_prob", "e_score_correction_bias", "bias", "float32")
-        _check_counts(self, "n_group", "topk_group")
+        check_flags(self, "norm_topk_prob", "e_score_correction_bias", "bias", "float32")
+        check_counts(self, "n_group", "topk_group")
         if self.scoring not in SCORINGS:
             raise self._error("scoring", f"one of {', '.join(SCORINGS)}")
         if self.group_score not in GROUP_SCORES:
             raise self._error("group_score", f"one of {', '.join(GROUP_SCORES)}")
         if self.topk_group > self.n_group:
             raise self._error("topk_group", f"at most n_group, which is {self.n_group}")
-        if not 0 < self.routed_scaling_factor < math.inf:
-            raise self._error("routed_scaling_factor", "a number above zero")
+        check_positive(self, "routed_scaling_factor")
         for field in ("norm_topk_min", "norm_topk_epsilon"):
-            if not 0 <= getattr(self, field) < math.inf:
+            if not is_finite(getattr(self, field)) or getattr(self, field) < 0:
                 raise self._error(field, "a number of at least zero")
         mixer = self.scoring == "sparsemixer"
-        if (self.router_jitter_noise > 0) is not mixer:
+        if not is_finite(self.router_jitter_noise) or (self.router_jitter_noise > 0) is not mixer:
             needed = "a number above zero" if mixer else "0.0 without scoring 'sparsemixer'"
             raise self._error("router_jitter_noise", needed)
         if self.scoring not in ("softmax", "sigmoid"):
             for field in ("norm_topk_prob", "e_score_correction_bias", "limits_groups"):
                 if getattr(self, field):
                     raise self._error(field, f"False with scoring {self.scoring!r}")
+            if self.routed_scaling_factor != 1:
+                raise self._error("routed_scaling_factor", f"1.0 with scoring {self.scoring!r}")
 
     @property
     def limits_groups(self) -> bool:
@@ -120,6 +126,7 @@ class MixtureConfig:
         shared_expert_intermediate_size: Width of a feed-forward layer that every token goes
             through beside its experts; `None` for none.
         shared_expert_gate: What that one gives is multiplied by a sigmoid of its own (Qwen2-MoE).
+        shared_expert_scale: Factor of what that one gives (Command A+, which takes the mean).
 
     Raises:
         ConfigError: if a value is out of range or two fields contradict each other.
@@ -141,22 +148,26 @@ class MixtureConfig:
     moe_latent_size: int | None = None
     shared_expert_intermediate_size: int | None = None
     shared_expert_gate: bool = False
+    shared_expert_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        _check_flags(self, "expert_bias", "interleaved", "scale_input", "shared_expert_gate")
-        _check_counts(self, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
+        check_flags(self, "expert_bias", "interleaved", "scale_input", "shared_expert_gate")
+        check_counts(self, "num_experts", "num_experts_per_tok", "moe_intermediate_size")
         optional = ("moe_latent_size", "shared_expert_intermediate_size")
-        _check_counts(self, *(field for field in optional if getattr(self, field) is not None))
+        check_counts(self, *(field for field in optional if getattr(self, field) is not None))
         if not isinstance(self.router, RouterConfig):
             raise self._error("router", "a RouterConfig")
         if self.sparse_layers is not None:
             object.__setattr__(self, "sparse_layers", tuple(self.sparse_layers))
         if self.shared_expert_gate and self.shared_expert_intermediate_size is None:
             raise self._error("shared_expert_gate", "False without a shared expert")
-        if not self.swiglu_alpha > 0 or not math.isfinite(self.swiglu_beta):
-            raise self._error("swiglu_alpha", "a number above zero, and a finite swiglu_beta")
-        if self.swiglu_limit is not None and not 0 < self.swiglu_limit < math.inf:
-            raise self._error("swiglu_limit", "a number above zero, or None")
+        if self.shared_expert_scale != 1.0 and self.shared_expert_intermediate_size is None:
+            raise self._error("shared_expert_scale", "1.0 without a shared expert")
+        check_positive(self, "swiglu_alpha", "shared_expert_scale")
+        if not is_finite(self.swiglu_beta):
+            raise self._error("swiglu_beta", "a number")
+        if self.swiglu_limit is not None:
+            check_positive(self, "swiglu_limit")
         self._check_choice()
 
     def is_sparse(self, layer: int) -> bool:
@@ -181,7 +192,9 @@ class MixtureConfig:
         known = GATED_EXPERT_ACTS if gated else EXPERT_ACTS
         if act not in known:
             kind = "gated" if gated else "plain"
-            needed = f"one of {', '.join(known)} for {kind} experts, but hidden_act is {act!r}"
+            needed = f"one of {', '.join(known)} for {kind} experts"
+            if self.expert_act is None:
+                raise ConfigError("hidden_act", act, needed)
             raise self._error("expert_act", needed)
         silu = gated and act in ("silu", "swish")
         if not silu and (self.swiglu_alpha, self.swiglu_beta, self.swiglu_limit) != (1, 0, None):
@@ -191,7 +204,8 @@ class MixtureConfig:
         groups, each = self.router.n_group, self.num_experts // self.router.n_group
         reachable = self.router.topk_group * each
         if self.num_experts_per_tok > self.num_experts:
-            raise self._error("num_experts_per_tok", f"at most num_experts, {self.num_experts}")
+            needed = f"at most num_experts, which is {self.num_experts}"
+            raise self._error("num_experts_per_tok", needed)
         if self.num_experts % groups:
             raise self._error("num_experts", f"a multiple of n_group, which is {groups}")
         if self.router.limits_groups:
@@ -205,16 +219,3 @@ class MixtureConfig:
 
     def _error(self, field: str, needed: str) -> ConfigError:
         return ConfigError(field, getattr(self, field), needed, "MixtureConfig")
-
-
-def _check_flags(config: object, *fields: str) -> None:
-    for field in fields:
-        if not isinstance(getattr(config, field), bool):
-            raise ConfigError(field, getattr(config, field), "True or False", type(config).__name__)
-
-
-def _check_counts(config: object, *fields: str) -> None:
-    for field in fields:
-        value = getattr(config, field)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ConfigError(field, value, "an integer of at least 1", type(config).__name__)

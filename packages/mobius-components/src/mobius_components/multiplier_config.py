@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from mobius_components.config_checks import unfit
+from mobius_components.config_checks import is_finite, unfit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,7 +42,7 @@ class MultiplierConfig:
                 for pair in pairs or ()
                 for factor in (pair if isinstance(pair, tuple) else (pair,))
             ]
-            if not all(math.isfinite(factor) and factor for factor in factors):
+            if not all(is_finite(factor) and factor for factor in factors):
                 raise unfit(self, field.name, "finite numbers other than zero")
 
     def check_model(self, num_hidden_layers: int) -> None:

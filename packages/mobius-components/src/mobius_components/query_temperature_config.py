@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 
-from mobius_components.config_checks import check_counts, check_flags, unfit
+from mobius_components.config_checks import check_counts, check_flags, check_positive, unfit
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,7 +31,6 @@ class QueryTemperatureConfig:
     def __post_init__(self) -> None:
         check_counts(self, "length")
         check_flags(self, "without_rotation")
-        if not 0 < self.beta < math.inf:
-            raise unfit(self, "beta", "a number above zero")
+        check_positive(self, "beta")
         if self.offset < 0:
             raise unfit(self, "offset", "an integer of at least 0")

@@ -14,6 +14,7 @@ from mobius_components.config_checks import (
     check_counts,
     check_divides,
     check_flags,
+    check_positive,
     check_taps,
     unfit,
 )
@@ -62,8 +63,7 @@ class MambaConfig:
         check_activation(self, "activation")
         if self.parameter_norm not in PARAMETER_NORMS:
             raise unfit(self, "parameter_norm", f"one of {PARAMETER_NORMS}")
-        if not 0 < self.parameter_norm_eps < math.inf:
-            raise unfit(self, "parameter_norm_eps", "a number above zero")
+        check_positive(self, "parameter_norm_eps")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -121,8 +121,7 @@ class Mamba2Config:
             raise unfit(self, "time_step_min", f"0 or more, below {self.time_step_max}")
         if self.gated_norm not in GATED_NORMS:
             raise unfit(self, "gated_norm", f"one of {GATED_NORMS}")
-        if not 0 < self.gated_norm_eps < math.inf:
-            raise unfit(self, "gated_norm_eps", "a number above zero")
+        check_positive(self, "gated_norm_eps")
         object.__setattr__(self, "section_multipliers", tuple(self.section_multipliers))
         if len(self.section_multipliers) != _SECTIONS:
             raise unfit(self, "section_multipliers", f"{_SECTIONS} numbers")

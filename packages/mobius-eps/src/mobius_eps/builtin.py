@@ -40,6 +40,10 @@ def _gqa(reason: str, *uses: str) -> tuple[Lack, ...]:
     )
 
 
+def _q_moe(reason: str, *uses: str) -> tuple[Lack, ...]:
+    return tuple(Lack("QMoE", CONTRIB_DOMAIN, attribute=use, reason=reason) for use in uses)
+
+
 # ONNX Runtime ignores the function body of an operator that it has a schema for. In float16 it
 # puts casts around such a node, in bfloat16 it refuses the model.
 _ORT_CPU_LACKS = (
@@ -59,6 +63,11 @@ _ORT_CPU_LACKS = (
         "MoE",
         "QuickGelu",
         dtypes=frozenset({_F16, _BF16}),
+    ),
+    *_q_moe(
+        "ORT's CPU EP rounds what 8-bit experts are multiplied with to 8 bits, whatever "
+        "accuracy_level says (1.32)",
+        "expert_weight_bits=8, accuracy_level=0",
     ),
 )
 
@@ -103,6 +112,12 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
                 "ORT's CUDA EP has kernels in float16 and bfloat16 only (1.31)",
                 "QMoE",
                 dtypes=frozenset({_F32}),
+            ),
+            *_q_moe(
+                "ORT's documentation of its CUDA kernel has blocks of 64 and 128 for all devices",
+                "block_size=16",
+                "block_size=32",
+                "block_size=256",
             ),
             *_gqa("the kernel of ORT's CUDA EP refuses it (1.31)", "attention_bias"),
         ),
@@ -188,6 +203,12 @@ BUILTIN_EPS: Final[tuple[EpCapabilities, ...]] = (
                 "read by the MLX plugin EP 0.31 with a rolling cache only: wrong numbers without "
                 "an error",
                 "local_window_size",
+            ),
+            # Rows are told apart by attention_bias instead, which the plugin takes.
+            *_gqa(
+                "not read by the MLX plugin EP 0.31, which takes every row to be full: wrong "
+                "numbers for padded rows without an error",
+                "seqlens_k",
             ),
         ),
     ),

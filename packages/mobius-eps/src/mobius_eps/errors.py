@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 # ORT names its providers CUDAExecutionProvider, DmlExecutionProvider, ...; users paste those.
 _ORT_SUFFIX = "executionprovider"
-_ORT_NAMES = {"nvtensorrtrtx": "trt-rtx"}  # too far from the name here to be found as close
+_ORT_NAMES = {"nvtensorrtrtx": "trt-rtx", "tensorrt": "trt-rtx"}  # too far from the name here to be found as close
 # As low as finds dml for directml and mlx for metal.
 _CLOSE = 0.5
 

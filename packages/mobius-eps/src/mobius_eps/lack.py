@@ -22,7 +22,11 @@ class Lack:
         dtypes: Dtypes in which it is lacking; empty for all. Given as any iterable.
         attribute: Where only a use of the operator is wrong: the attribute that must not be set,
             or the optional input or output that must not be given, by the name that the operator's
-            documentation has for it. `None` means that the whole operator is lacking.
+            documentation has for it. Of an input that is always given, `seqlens_k` of
+            `GroupQueryAttention`, it means that the kernel does not read it: rows are then told
+            apart by `attention_bias`. `name=value` where one value of an integer attribute is
+            wrong, several joined by ", " where only all of them together are. `None` means that the
+            whole operator is lacking.
         input_dtypes: Where `attribute` is an input, and wrong in some element types only: these.
             Empty for all. Given as any iterable.
         reason: What happens otherwise, or where it was read; for reports.
@@ -70,7 +74,7 @@ class Lack:
         """What a use that is lacking sets, as `covers` takes it."""
         if self.attribute is None:
             return {}
-        return {self.attribute: min(self.input_dtypes, default=None)}
+        return dict.fromkeys(self.attribute.split(", "), min(self.input_dtypes, default=None))
 
     def covers(self, dtype: ir.DataType | None, uses: Collection[str] = ()) -> bool:
         """Return whether a use of the operator is lacking.
@@ -84,7 +88,7 @@ class Lack:
             return False
         if self.attribute is None:
             return True
-        if self.attribute not in uses:
+        if not all(each in uses for each in self.attribute.split(", ")):
             return False
         if not self.input_dtypes:
             return True

@@ -9,7 +9,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 
 from mobius_hf.errors import CheckpointError
 from mobius_hf.mapped_tensor import MappedTensor, open_safetensors
-from mobius_hf.repository import Repository
+from mobius_hf.repository import Repository, gguf_hint
 
 SINGLE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -133,6 +133,8 @@ def _nothing_to_read(repository: Repository, names: frozenset[str]) -> str:
             f"{repository.name!r}, dtype='auto').save_pretrained('converted'), then use the "
             "folder 'converted'."
         )
+    if hint := gguf_hint(repository.name, names):
+        return f"{repository.where} holds no weights in safetensors.{hint}"
     return (
         f"{repository.where} holds no weights: needed is {SINGLE} or {INDEX}; "
         f"it has: {', '.join(sorted(names)) or 'nothing'}."

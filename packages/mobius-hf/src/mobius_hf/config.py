@@ -6,19 +6,19 @@ unless it is known to be irrelevant (`IRRELEVANT`) or has the value that transfo
 
 from __future__ import annotations
 
-import contextlib
-import copy
+import dataclasses
 import difflib
 import json
-import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 
+from mobius_hf.config_values import is_finite, is_real, shortened
 from mobius_hf.errors import CheckpointConfigError
 from mobius_hf.irrelevant_fields import IRRELEVANT, NEUTRAL
+from mobius_hf.transformers_config import find_config_class
 
 _DTYPES = {
     "float32": ir.DataType.FLOAT,
@@ -102,59 +102,19 @@ def require_positive(
             )
 
 
-def resolve(raw: Mapping[str, Any], model_type: str, path: Path) -> dict[str, Any] | None:
-    """Return the fields as transformers sees them; `None` if it does not know `model_type`.
+@dataclasses.dataclass(frozen=True)
+class FieldPlace:
+    """Where a config has a field.
 
-    Raises:
-        CheckpointConfigError: if transformers refuses the values.
-    """
-    config_class = find_config_class(model_type)
-    if config_class is None:
-        return None
-    # transformers changes nested dictionaries in place; and a dtype would make it import torch.
-    values = copy.deepcopy(
-        {
-            key: value
-            for key, value in raw.items()
-            if key not in ("dtype", "torch_dtype", "quantization_config")
-        }
-    )
-    try:
-        return dict(config_class.from_dict(values).to_dict())
-    except Exception as error:  # whatever a config class of transformers raises
-        raise CheckpointConfigError(
-            f"transformers refuses {path} as a {model_type!r} config: {error}"
-        ) from error
-
-
-def find_config_class(model_type: str) -> Any:
-    """Return transformers' class of configs of `model_type`; `None` if it has none."""
-    # Here, not at the top: transformers takes seconds, and most of Mobius never needs it.
-    with _without_torch_notice():
-        from transformers import CONFIG_MAPPING
-
-    try:
-        return CONFIG_MAPPING[model_type]
-    except KeyError:
-        return None
-
-
-@contextlib.contextmanager
-def _without_torch_notice() -> Iterator[None]:
-    """Keep transformers from telling, when it is first imported, that torch is not installed.
-
-    It says that models are not available then; Mobius makes them without torch.
+    Attributes:
+        name: Its name in the file, with those of the objects that it lies in before it.
+        value: Its value.
+        stated: The file has it; else its value is a default.
     """
 
-    def other(record: logging.LogRecord) -> bool:
-        return "PyTorch was not found" not in record.getMessage()
-
-    logger = logging.getLogger("transformers")
-    logger.addFilter(other)
-    try:
-        yield
-    finally:
-        logger.removeFilter(other)
+    name: str
+    value: Any
+    stated: bool
 
 
 class ConfigFields:
@@ -200,6 +160,36 @@ class ConfigFields:
         """Return the integer `name`, or `None`."""
         return None if self.value(name) is None else self.integer(name)
 
+    def integer_or(self, name: str, default: int) -> int:
+        """Return the integer `name`, `default` if it has no value."""
+        return default if self.value(name) is None else self.integer(name)
+
+    def words(self, name: str, known: Collection[str]) -> tuple[str, ...]:
+        """Return the list `name`, every item of which is one of the strings `known`."""
+        value = self.value(name)
+        if not isinstance(value, list | tuple) or not all(
+            isinstance(each, str) and each in known for each in value
+        ):
+            raise self.unfit(name, value, f"a list of {' or '.join(map(repr, known))}")
+        return tuple(value)
+
+    def layer_numbers(self, name: str) -> tuple[int, ...] | None:
+        """Return the list `name` of layers, counted from 0; `None` if it has no value."""
+        value = self.value(name)
+        if value is None:
+            return None
+        if not isinstance(value, list | tuple) or not all(type(each) is int for each in value):
+            raise self.unfit(name, value, "a list of layers, counted from 0")
+        return tuple(value)
+
+    def numbers(self, name: str, count: int) -> tuple[float, ...]:
+        """Return the list `name` of `count` numbers; infinite ones are numbers too."""
+        value = self.value(name)
+        is_list = isinstance(value, list | tuple) and len(value) == count
+        if not is_list or not all(map(is_real, value)):
+            raise self.unfit(name, value, f"a list of {count} numbers")
+        return tuple(map(float, value))
+
     def first_integer(self, *names: str) -> int:
         """Return the integer of the first of a field's `names` that has a value."""
         values = [self.optional_integer(name) for name in names]
@@ -211,7 +201,7 @@ class ConfigFields:
     def number(self, name: str) -> float:
         """Return the number `name`."""
         value = self.value(name)
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if not is_finite(value):
             raise self.unfit(name, value, "a number")
         return float(value)
 
@@ -221,6 +211,21 @@ class ConfigFields:
         if value == 0:
             raise self.unfit(name, value, "a number other than zero")
         return 1.0 / value
+
+    def reciprocal_root(self, name: str) -> float:
+        """Return one divided by the square root of the number `name`."""
+        value = self.number(name)
+        if value <= 0:
+            raise self.unfit(name, value, "a number above zero")
+        return float(value**-0.5)
+
+    def quotient(self, name: str, divisor: str) -> int:
+        """Return the whole part of the integer `name` divided by the integer `divisor`."""
+        value, parts = self.integer(name), self.integer(divisor)
+        if not 0 < parts <= value:
+            needed = f"at least {self._name_in_file(divisor)}, which is {parts}"
+            raise self.unfit(name, value, needed)
+        return value // parts
 
     def flag(self, name: str) -> bool:
         """Return the boolean `name`."""
@@ -238,9 +243,51 @@ class ConfigFields:
 
     def unfit(self, name: str, value: object, needed: str) -> CheckpointConfigError:
         """Return the error for a field with a value that cannot be used."""
+        return self._refusal(f"{self._name_in_file(name)} is {shortened(value)}", needed)
+
+    def unfit_together(
+        self, found: Mapping[str, object], field: str, value: object, needed: str
+    ) -> CheckpointConfigError:
+        """Return the error for fields that together make a value that cannot be used.
+
+        Args:
+            found: The fields, as the file names them, and their values.
+            field: What they make.
+            value: Its value.
+            needed: What it has to be.
+        """
+        listed = ", ".join(f"{name} is {shortened(each)}" for name, each in found.items())
+        return self._refusal(f"{listed}, which makes {field} {shortened(value)}", needed)
+
+    def _refusal(self, what: str, needed: str) -> CheckpointConfigError:
         return CheckpointConfigError(
-            f"{self.path}: {name} is {_short(value)}; a {self.model_type!r} config needs {needed}."
+            f"{self.path}: {what}; a {self.model_type!r} config needs {needed}."
         )
+
+    def find(self, name: str) -> FieldPlace | None:
+        """Return where the field `name` is that was read; `None` if none was.
+
+        It may lie in an object that was read, such as `rope_parameters`.
+        """
+        if name in self._read and self._values.get(name) is not None:
+            own = self._name_in_file(name)
+            return FieldPlace(own, self._values[name], own in self.raw)
+        for outer in sorted(self._read):
+            inner = self._values.get(outer)
+            if isinstance(inner, Mapping) and inner.get(name) is not None:
+                own = self._name_in_file(outer)
+                return FieldPlace(f"{own}.{name}", inner[name], own in self.raw)
+        return None
+
+    def _name_in_file(self, name: str) -> str:
+        """Return what the file calls the field `name`, for which transformers knows other names."""
+        if name in self.raw:
+            return name
+        if name == "rope_parameters" and "rope_scaling" in self.raw:
+            return "rope_scaling"
+        names = getattr(find_config_class(self.model_type), "attribute_map", {})
+        others = (other for other, own in names.items() if own == name and other in self.raw)
+        return next(others, name)
 
     def refuse_unread(self, irrelevant: frozenset[str], fixed: Mapping[str, object]) -> None:
         """Refuse fields of the file that no one has read and that may matter.
@@ -270,7 +317,7 @@ class ConfigFields:
                 if name not in defaults or defaults[name] != value
             }
         if unread:
-            listed = ", ".join(f"{name} = {_short(value)}" for name, value in unread.items())
+            listed = ", ".join(f"{name} = {shortened(value)}" for name, value in unread.items())
             raise CheckpointConfigError(
                 f"{self.path} has fields that the {self.model_type!r} architecture does not read: "
                 f"{listed}. Building would ignore them and may give wrong numbers. Remove a field "
@@ -280,8 +327,3 @@ class ConfigFields:
     def _class_defaults(self) -> dict[str, Any]:
         config_class = find_config_class(self.model_type)
         return {} if config_class is None else config_class().to_dict()
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."

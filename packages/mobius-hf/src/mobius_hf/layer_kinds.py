@@ -28,7 +28,5 @@ def read_layer_kinds(
     for name, value in stated.items():
         if value is None:
             continue
-        if not isinstance(value, list | tuple) or not set(value) <= kinds.keys():
-            raise fields.unfit(name, value, f"{' or '.join(kinds)} for each layer")
-        return tuple(kinds[each] for each in value)
+        return tuple(kinds[each] for each in fields.words(name, kinds))
     return None

@@ -107,11 +107,9 @@ def every_step(fields: ConfigFields) -> tuple[bool, ...]:
         CheckpointConfigError: if one of the fields has no meaning.
     """
     step = fields.integer("decoder_sparse_step")
-    dense = fields.value("mlp_only_layers") or ()
+    dense = fields.layer_numbers("mlp_only_layers") or ()
     if step < 1:
         raise fields.unfit("decoder_sparse_step", step, "an integer of at least 1")
-    if not isinstance(dense, list | tuple):
-        raise fields.unfit("mlp_only_layers", dense, "a list of layers")
     layers = range(fields.integer("num_hidden_layers"))
     return tuple(layer not in dense and (layer + 1) % step == 0 for layer in layers)
 
@@ -128,9 +126,7 @@ def sparse_by_type(fields: ConfigFields, dense: str | None = None) -> tuple[bool
     """
     layers = fields.integer("num_hidden_layers")
     first = fields.integer(dense) if dense is not None else 0
-    kinds = fields.value("mlp_layer_types")
-    if kinds is None:
+    if fields.value("mlp_layer_types") is None:
         return tuple(layer >= first for layer in range(layers))
-    if not isinstance(kinds, list | tuple) or not set(kinds) <= {"sparse", "dense"}:
-        raise fields.unfit("mlp_layer_types", kinds, "'sparse' or 'dense' for each layer")
+    kinds = fields.words("mlp_layer_types", ("sparse", "dense"))
     return tuple(kind == "sparse" for kind in kinds)

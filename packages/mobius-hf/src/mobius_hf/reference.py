@@ -41,7 +41,8 @@ class TransformersReference:
         """Return the tokens of a text; `None` if the checkpoint has no tokenizer."""
         if self._tokenizer is None:
             return None
-        return [int(token) for token in self._tokenizer.encode(text)]
+        # Not "verbose": whoever asks cuts the tokens to what the model reads.
+        return [int(token) for token in self._tokenizer.encode(text, verbose=False)]
 
     def logits(self, tokens: Sequence[int]) -> Array:
         """Return the logits after each of `tokens`, float32 `[tokens, vocab]`."""

@@ -5,13 +5,21 @@ from __future__ import annotations
 import difflib
 import importlib
 import pkgutil
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from mobius_hf import architectures
 from mobius_hf.architectures.base import Architecture
 from mobius_hf.errors import ArchitectureRegistrationError, UnknownModelTypeError
 
 _NOT_A_MODEL_TYPE = "base"
+# Names that checkpoints give a family that has another. Hunyuan-A13B's was published as `hunyuan`,
+# before transformers had `HunYuanMoEV1ForCausalLM`, which its file names. Kimi K2 brings
+# DeepSeek-V3's own code; transformers takes one name for the other too (`Kimi_K25Config`).
+SAME_FAMILY: Mapping[str, str] = MappingProxyType(
+    {"hunyuan": "hunyuan_v1_moe", "kimi_k2": "deepseek_v3"}
+)
 
 
 _registered: dict[str, Architecture] = {}
@@ -71,6 +79,9 @@ def find_architecture(model_type: object, *, config: Path, has_own_code: bool) -
     module = str(model_type).replace("-", "_")
     if isinstance(model_type, str) and model_type in _registered:
         return _registered[model_type]
+    if isinstance(model_type, str):
+        model_type = SAME_FAMILY.get(model_type, model_type)
+        module = model_type.replace("-", "_")
     # Only names from our own listing are imported: this string comes from a file.
     if isinstance(model_type, str) and module in _built_in():
         found = importlib.import_module(f"{architectures.__name__}.{module}").ARCHITECTURE

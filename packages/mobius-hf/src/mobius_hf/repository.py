@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -12,6 +12,9 @@ from mobius_hf.downloads import Downloads, fetch
 from mobius_hf.errors import HubError, ModelNotFoundError
 
 CONFIG = "config.json"
+GGUF_SUFFIX = ".gguf"
+FIRST_PART = "-00001-of-"
+_SHOWN = 12
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 
@@ -63,7 +66,12 @@ def open_repository(model: str, options: SourceOptions) -> Repository:
         raise ModelNotFoundError(
             f"{model} is a file; needed: the folder that holds {CONFIG} and the weights."
         )
-    if _looks_like_a_path(model):
+    if model.casefold().endswith((GGUF_SUFFIX, ".onnx", ".safetensors")):
+        raise ModelNotFoundError(
+            f"The file {model} does not exist. Give an existing file, or one on the hub as "
+            f"owner/name/file{GGUF_SUFFIX}."
+        )
+    if looks_like_a_path(model):
         raise ModelNotFoundError(
             f"The folder {model} does not exist. Give an existing folder, or a hub id such as "
             "'HuggingFaceTB/SmolLM2-135M-Instruct'."
@@ -71,7 +79,8 @@ def open_repository(model: str, options: SourceOptions) -> Repository:
     return Hub(model, options)
 
 
-def _looks_like_a_path(model: str) -> bool:
+def looks_like_a_path(model: str) -> bool:
+    """Return whether `model` can only be a path, no hub id."""
     # A hub id is `name` or `owner/name`: letters, digits, '-', '_' and '.' only.
     return model.startswith((".", "/", "~")) or "\\" in model or model.count("/") > 1
 
@@ -108,9 +117,19 @@ class Folder:
 
 
 class Hub:
-    """The files of a hub repository, at the commit that its first file came from."""
+    """The files of a hub repository, at the commit that its first file came from.
 
-    def __init__(self, name: str, options: SourceOptions) -> None:
+    Args:
+        name: The repository, as `owner/name` or `name`.
+        options: Revision, access and cache.
+        first: The file that is fetched before all others.
+
+    Raises:
+        ModelNotFoundError: if there is no such repository, revision or file.
+        HubError: if the hub refuses or cannot be reached.
+    """
+
+    def __init__(self, name: str, options: SourceOptions, first: str = CONFIG) -> None:
         import huggingface_hub
 
         self.name = name
@@ -120,7 +139,7 @@ class Hub:
         progress = options.progress
         self._bar = None if progress is None else Downloads(progress).bar()
         self._listed: frozenset[str] | None = None
-        self._snapshot = self.path(CONFIG).parent
+        self._snapshot = self._first(first).parents[first.count("/")]
         # The hub library keeps files in `snapshots/<commit>/`. From here on every file is asked
         # for at that commit, so that a push in between cannot mix two versions.
         if self._snapshot.parent.name == "snapshots":
@@ -137,7 +156,7 @@ class Hub:
         if self._listed is None and not self._offline:
             self._listed = self._list()
         if self._listed is not None:
-            return self._listed
+            return frozenset(name for name in self._listed if "/" not in name)
         return frozenset(entry.name for entry in self._snapshot.iterdir() if entry.is_file())
 
     def paths(self, files: Sequence[str]) -> dict[str, Path]:
@@ -163,6 +182,23 @@ class Hub:
 
         return Path(self._explained(download, file))
 
+    def _first(self, file: str) -> Path:
+        """Return the path of `file`; where there is none, the error names what there is."""
+        from huggingface_hub import errors
+
+        try:
+            return self.path(file)
+        except ModelNotFoundError as error:
+            cause = error.__cause__
+            offline = isinstance(cause, errors.LocalEntryNotFoundError)
+            if offline or not isinstance(cause, errors.EntryNotFoundError):
+                raise
+            try:
+                self._listed = self._list()
+            except (HubError, ModelNotFoundError):
+                raise error from cause  # the list is for its message alone
+            raise ModelNotFoundError(f"{error}{gguf_hint(self.name, self._listed)}") from cause
+
     def _list(self) -> frozenset[str] | None:
         import huggingface_hub
         from huggingface_hub.errors import HfHubHTTPError
@@ -173,8 +209,7 @@ class Hub:
             )
 
         try:
-            listed = self._explained(list_files, "the list of files")
-            return frozenset(name for name in listed if "/" not in name)
+            return frozenset(self._explained(list_files, "the list of files"))
         except HubError as error:
             if isinstance(error.__cause__, HfHubHTTPError):
                 raise
@@ -214,8 +249,8 @@ class Hub:
                     f"is no folder {self.name} either). Download it once with the network on."
                 ) from error
             raise HubError(
-                f"The hub cannot be reached, and {what} of {self.name} at {revision} is not in "
-                f"the cache: {error}"
+                f"There is no folder {self.name} here. The hub cannot be reached, and {what} of "
+                f"{self.name} at {revision} is not in the cache: {error}"
             ) from error
         except errors.EntryNotFoundError as error:
             raise ModelNotFoundError(
@@ -225,6 +260,25 @@ class Hub:
             raise HubError(
                 f"The hub failed to give {what} of {self.name} at {revision}: {error}"
             ) from error
+
+
+def gguf_hint(name: str, files: Collection[str] | None) -> str:
+    """Return how to name the GGUF files among `files` of a repository; nothing if there are none.
+
+    Of a model in several parts, the first stands for all.
+    """
+    found = sorted(
+        file
+        for file in files or ()
+        if file.casefold().endswith(GGUF_SUFFIX) and (FIRST_PART in file or "-of-" not in file)
+    )
+    if not found:
+        return ""
+    more = f", and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
+    return (
+        f" It has models in GGUF: {', '.join(found[:_SHOWN])}{more}. Name one of them: "
+        f"{name}/{found[0]}"
+    )
 
 
 def _transport_errors() -> tuple[type[Exception], ...]:

@@ -12,6 +12,7 @@ from typing import Any
 
 from mobius_components.config import FULL_ATTENTION, ROPE_ALIASES, SLIDING_ATTENTION
 from mobius_hf.config import ConfigFields
+from mobius_hf.config_values import is_finite
 
 DEFAULT_THETA = 10000.0
 # rope_type -> parameters that it needs, parameters that it may have. Source: the validation
@@ -45,8 +46,13 @@ _PARAMETERS: dict[str, tuple[frozenset[str], frozenset[str]]] = {
     "proportional": (frozenset(), frozenset({"factor", "partial_rotary_factor"})),
 }
 _NEEDS_ORIGINAL_LENGTH = frozenset({"llama3", "yarn", "longrope"})
+# What each parameter has to be.
+_FACTORS = frozenset({"short_factor", "long_factor"})
+_FLAGS = frozenset({"truncate"})
+_LENGTHS = frozenset({"original_max_position_embeddings"})
 # `finetuned` is a note of YaRN's authors; no implementation reads it.
 _NOT_SCALING = frozenset({"rope_theta", "type", "rope_type", "finetuned"})
+_KNOWN = _NOT_SCALING | frozenset[str]().union(*(a | b for a, b in _PARAMETERS.values()))
 # Which axes of a position a frequency belongs to. Those of text are the same on every axis.
 _OF_SEVERAL_AXES = frozenset({"mrope_section", "mrope_interleaved"})
 
@@ -114,11 +120,7 @@ def read_ropes(
         CheckpointConfigError: if a type is unknown, or a parameter is missing or not known.
     """
     beside = {key: fields.value(key) for key in ("rope_theta", "partial_rotary_factor")}
-    parameters, scaling = fields.value("rope_parameters"), fields.value("rope_scaling")
-    name = "rope_parameters" if parameters else "rope_scaling"
-    parameters = parameters or scaling or {}
-    if not isinstance(parameters, Mapping):
-        raise fields.unfit(name, parameters, "an object")
+    name, parameters = rope_object(fields)
     # The most specific place wins: a layer type's own, the shared parameters, then the top level.
     shared = {key: parameters.get(key) for key in beside}
     common = {
@@ -134,13 +136,41 @@ def read_ropes(
     }
 
 
+def rope_object(fields: ConfigFields) -> tuple[str, Mapping[str, Any]]:
+    """Return the rotary parameters, and the name that their field has in the file.
+
+    Raises:
+        CheckpointConfigError: if they are no object.
+    """
+    parameters, scaling = fields.value("rope_parameters"), fields.value("rope_scaling")
+    name = "rope_parameters" if fields.raw.get("rope_parameters") else "rope_scaling"
+    parameters = parameters or scaling or {}
+    if not isinstance(parameters, Mapping):
+        raise fields.unfit(name, parameters, "an object")
+    return name, parameters
+
+
+def rope_theta(fields: ConfigFields, name: str, parameters: Mapping[str, Any]) -> float:
+    """Return the base of the frequencies, which lies among `parameters` or beside them.
+
+    Raises:
+        CheckpointConfigError: if it is no number above zero.
+    """
+    beside = fields.value("rope_theta")
+    theta = parameters.get("rope_theta", DEFAULT_THETA if beside is None else beside)
+    if not is_finite(theta) or theta <= 0:
+        where = f"{name}.rope_theta" if "rope_theta" in parameters else "rope_theta"
+        raise fields.unfit(where, theta, "a number above zero")
+    return float(theta)
+
+
 def _per_layer_type(
     fields: ConfigFields, name: str, parameters: Mapping[str, Any], layer_types: Collection[str]
 ) -> dict[str, Mapping[str, Any]]:
     nested = {
         key: value
         for key, value in parameters.items()
-        if isinstance(value, Mapping) or key.endswith("_attention")
+        if key.endswith("_attention") or (isinstance(value, Mapping) and key not in _KNOWN)
     }
     if not nested:
         return dict.fromkeys(layer_types, parameters)
@@ -156,12 +186,15 @@ def _without_none(parameters: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_one(fields: ConfigFields, name: str, parameters: dict[str, Any]) -> Rope:
     for key in ("rope_theta", "partial_rotary_factor"):
-        if isinstance(parameters[key], bool) or not isinstance(parameters[key], int | float):
-            raise fields.unfit(key, parameters[key], "a number")
+        if not is_finite(parameters[key]) or parameters[key] <= 0:
+            raise fields.unfit(_where(fields, name, key), parameters[key], "a number above zero")
     stated = parameters.get("rope_type", parameters.get("type", "default"))
-    rope_type = ROPE_ALIASES.get(stated, stated)
-    if rope_type not in _PARAMETERS:
-        raise fields.unfit(name, parameters, f"a rope_type of {', '.join(_PARAMETERS)}")
+    rope_type = ROPE_ALIASES.get(stated, stated) if isinstance(stated, str) else stated
+    if not isinstance(rope_type, str) or rope_type not in _PARAMETERS:
+        own = fields.raw.get(name)
+        is_old = isinstance(own, Mapping) and "type" in own and "rope_type" not in own
+        key = "type" if is_old else "rope_type"
+        raise fields.unfit(f"{name}.{key}", stated, f"one of {', '.join(_PARAMETERS)}")
     needed, optional = _PARAMETERS[rope_type]
     scaling = {
         key: value
@@ -179,6 +212,9 @@ def _read_one(fields: ConfigFields, name: str, parameters: dict[str, Any]) -> Ro
         raise fields.unfit(
             name, parameters, f"no {', '.join(unknown)}, which rope_type {rope_type!r} does not use"
         )
+    for key, value in scaling.items():
+        if needed_kind := _unfit_kind(key, value):
+            raise fields.unfit(f"{name}.{key}", value, needed_kind)
     if rope_type in _NEEDS_ORIGINAL_LENGTH:
         scaling.setdefault(
             "original_max_position_embeddings", fields.integer("max_position_embeddings")
@@ -188,3 +224,21 @@ def _read_one(fields: ConfigFields, name: str, parameters: dict[str, Any]) -> Ro
         scaling=None if rope_type == "default" else {"rope_type": rope_type, **scaling},
         partial_rotary_factor=factor,
     )
+
+
+def _where(fields: ConfigFields, name: str, key: str) -> str:
+    """Return where the file has a parameter that lies among the others or beside them."""
+    return key if fields.raw.get(key) is not None else f"{name}.{key}"
+
+
+def _unfit_kind(key: str, value: object) -> str | None:
+    """Return what a parameter has to be, where it is not; `None` where it is."""
+    if key in _FACTORS:
+        good = isinstance(value, list | tuple) and all(is_finite(v) and v > 0 for v in value)
+        return None if good else "a list of numbers above zero"
+    if key in _FLAGS:
+        return None if isinstance(value, bool) else "true or false"
+    if key in _LENGTHS:
+        good = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        return None if good else "an integer of at least 1"
+    return None if is_finite(value) else "a number"

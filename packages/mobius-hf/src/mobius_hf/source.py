@@ -58,7 +58,9 @@ class HuggingFaceSource:
         has_own_code = bool(raw.get("auto_map"))
         is_text_part = is_composite(raw) and options.text_only
         if is_text_part:
-            raw = text_config(raw, path)
+            # Messages are about the object whose fields they name, where the file has one.
+            inner = "text_config" if isinstance(raw.get("text_config"), Mapping) else ""
+            raw, path = text_config(raw, path), path / inner
         elif is_composite(raw):
             _refuse_other_parts(raw, str(path))
         architecture = find_architecture(

@@ -15,8 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import onnx_ir as ir
 
+from mobius.stored_quantization import as_quantized
 from mobius.streaming import WeightTensor, visit_chunks
 from mobius_hf.errors import CheckpointError
+from mobius_ir_rules.quantized_weights import BlockQuantizedStack
 
 Chunk = npt.NDArray[Any]
 
@@ -128,8 +130,10 @@ class StackedTensor(ir.LazyTensor):
         return ir.Tensor(array, dtype=self.dtype, name=self.name)
 
 
-def _joined(parameter: str, listed: Sequence[ir.TensorProtocol], experts: int) -> StackedTensor:
-    """Return the matrices one after the other as `[experts, out, in]`."""
+def _joined(
+    parameter: str, listed: Sequence[ir.TensorProtocol], experts: int
+) -> StackedTensor | BlockQuantizedStack:
+    """Return the matrices one after the other as `[experts, out, in]`; integers stay such."""
     first = listed[0]
     for tensor in listed[1:]:
         if tensor.dtype != first.dtype or tensor.shape != first.shape:
@@ -138,4 +142,7 @@ def _joined(parameter: str, listed: Sequence[ir.TensorProtocol], experts: int) -
                 f"{first.name!r} of the same layer is {first.dtype.name}{list(first.shape)}; all "
                 "experts must be alike."
             )
+    quantized = [each for each in map(as_quantized, listed) if each is not None]
+    if len(quantized) == len(listed) and len({each.weight.form for each in quantized}) == 1:
+        return BlockQuantizedStack(quantized, experts, parameter)
     return StackedTensor(listed, experts, parameter)

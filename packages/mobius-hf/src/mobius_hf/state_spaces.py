@@ -67,9 +67,11 @@ def read_mamba2(fields: ConfigFields, *, channels: int | None = None) -> Mamba2C
     """
     expanded = int(fields.number("mamba_expand") * fields.integer("hidden_size"))
     channels = channels or expanded
-    heads, size = fields.integer("mamba_n_heads"), fields.value("mamba_d_head")
-    if size == "auto":
-        size = channels // heads
+    heads = fields.integer("mamba_n_heads")
+    if heads < 1:
+        raise fields.unfit("mamba_n_heads", heads, "an integer of at least 1")
+    auto = fields.value("mamba_d_head") == "auto"
+    size = channels // heads if auto else fields.integer("mamba_d_head")
     if heads * size != channels:
         raise fields.unfit("mamba_d_head", size, f"{channels} / mamba_n_heads, which is {heads}")
     bias = fields.flag("mamba_proj_bias")
@@ -92,19 +94,17 @@ def read_mamba2(fields: ConfigFields, *, channels: int | None = None) -> Mamba2C
 
 def read_time_step_limit(fields: ConfigFields) -> tuple[float, float]:
     """Return the least and the largest time step."""
-    limit = fields.value("time_step_limit")
-    if limit is None:
+    if fields.value("time_step_limit") is None:
         return 0.0, math.inf
-    if not isinstance(limit, list | tuple) or len(limit) != 2:
-        raise fields.unfit("time_step_limit", limit, "a pair of numbers")
-    low, high = map(float, limit)
+    low, high = fields.numbers("time_step_limit", 2)
     return low, high
 
 
 def read_rank(fields: ConfigFields, name: str) -> int:
     """Return the rank that time steps are projected from, a sixteenth of the width by default."""
-    rank = fields.value(name)
-    return math.ceil(fields.integer("hidden_size") / 16) if rank == "auto" else int(rank)
+    if fields.value(name) == "auto":
+        return math.ceil(fields.integer("hidden_size") / 16)
+    return fields.integer(name)
 
 
 class StateSpaceArchitecture(DecoderArchitecture):

@@ -17,16 +17,19 @@ from typing import Any
 
 import onnx_ir as ir
 
-from mobius_hf.config import find_config_class
 from mobius_hf.errors import CheckpointConfigError
+from mobius_hf.transformers_config import find_config_class, refused_by_transformers
 
 _logger = logging.getLogger(__name__)
 
-# Text parts that transformers has only inside a larger model -> the model that they are. Their
-# rotary embedding turns each part of a head by the position along one of three axes; tokens of text
-# have the same position along all three.
+# Text parts that transformers has only inside a larger model -> the model that they are. Most have
+# a rotary embedding that turns each part of a head by the position along one of three axes; tokens
+# of text have the same position along all three.
 ALIASES: Mapping[str, str] = MappingProxyType(
     {
+        "glm4v_moe_text": "glm4_moe",
+        "glm4v_text": "glm4",
+        "kimi_k2": "deepseek_v3",
         "qwen2_vl_text": "qwen2",
         "qwen2_5_vl_text": "qwen2",
         "qwen3_vl_text": "qwen3",
@@ -38,23 +41,53 @@ VERIFIED = frozenset(
     {
         "aya_vision",
         "cohere2_vision",
+        "deepseek_vl",
+        "exaone4_5",
         "gemma3",
+        "gemma3n",
         "gemma4",
+        "glm4v",
+        "glm4v_moe",
+        "got_ocr2",
+        "hyperclovax_vision_v2",
+        "idefics2",
         "idefics3",
         "internvl",
+        "janus",
+        "kimi_k25",
         "lfm2_vl",
+        "lighton_ocr",
         "llama4",
         "llava",
         "llava_next",
+        "llava_next_video",
         "llava_onevision",
+        "minicpmv4_6",
+        "minicpmv4_7",
         "mistral3",
+        "ovis2",
+        "perception_lm",
+        "qianfan_ocr",
         "qwen2_5_vl",
+        "qwen2_audio",
         "qwen2_vl",
         "qwen3_5",
         "qwen3_5_moe",
+        "qwen3_asr",
         "qwen3_vl",
         "qwen3_vl_moe",
         "smolvlm",
+        "video_llama_3",
+        "video_llava",
+        "vipllava",
+        "voxtral",
+    }
+)
+# Models whose text part is known to compute something else.
+REFUSED: Mapping[str, str] = MappingProxyType(
+    {
+        "granite_speech": "its logits are not divided by logits_scaling, as its text part's are",
+        "paligemma": "tokens of its prompt see those behind them too, and a decoder's do not",
     }
 )
 _AXES = frozenset({"mrope_section", "mrope_interleaved", "type"})
@@ -66,8 +99,10 @@ _SHARED = ("dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id
 
 _PREFIX = re.compile(r"^(?:model\.language_model|language_model|model\.text_model|text_model)\.")
 _OTHER_PARTS = re.compile(
-    r"^(?:model\.)?(?:vision_\w+|visual|image_newline|multi_modal_projector|mm_projector|connector"
-    r"|audio_\w+|embed_vision|embed_audio)(?=\.|$)"
+    r"^(?:model\.)?(?:vision_\w+|visual(?:_\w+)?|image_newline|image_tower|video_tower"
+    r"|multi_modal_projector|mm_projector|projector|language_projection|aligner|merger|mlp1|mlp_AR|qformer"
+    r"|query_tokens|connector|audio_\w+|encoder|embed_vision|embed_audio|generation_\w+|vqmodel)"
+    r"(?=\.|$)"
 )
 
 
@@ -90,6 +125,11 @@ def text_config(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         CheckpointConfigError: if the model is not one whose text part is known to be what it
             computes for text.
     """
+    if reason := REFUSED.get(str(raw.get("model_type"))):
+        raise CheckpointConfigError(
+            f"{path}: the text part of a {raw['model_type']!r} model does not compute what the "
+            f"whole model computes for text: {reason}. Build a model that is text alone."
+        )
     if raw.get("model_type") not in VERIFIED:
         raise CheckpointConfigError(
             f"{path}: the text part of a {raw.get('model_type')!r} model is not known to compute "
@@ -127,13 +167,12 @@ def _resolved(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         CheckpointConfigError: if it refuses them.
     """
     values = {name: value for name, value in raw.items() if name != "quantization_config"}
+    config_class = find_config_class(raw["model_type"])
     try:
-        whole = find_config_class(raw["model_type"]).from_dict(copy.deepcopy(values))
+        whole = config_class.from_dict(copy.deepcopy(values))
         return dict(whole.get_text_config().to_dict())
     except Exception as error:  # whatever a config class of transformers raises
-        raise CheckpointConfigError(
-            f"transformers refuses {path} as a {raw['model_type']!r} config: {error}"
-        ) from error
+        raise refused_by_transformers(config_class, values, path, error) from error
 
 
 def _along_one_axis(parameters: Mapping[str, Any]) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def test_byte_level(tmp_path: Path, pre: str) -> None:
 def test_llama3_keeps_three_digits_together_and_whole_tokens(tmp_path: Path) -> None:
     vocab, merges = trained()
     whole = "Ġrobotics"
-    extended = byte_level("llama-bpe")
+    extended = byte_level("llama-bpe", add_bos_token=False)
     extended["tokenizer.ggml.tokens"] = [*extended["tokenizer.ggml.tokens"], whole, "123"]
     extended["tokenizer.ggml.token_type"] = [*extended["tokenizer.ggml.token_type"], 1, 1]
     ours = load(extended, tmp_path)
@@ -125,6 +125,33 @@ def test_the_first_token(tmp_path: Path, added: bool) -> None:
     ids = ours("Once")["input_ids"]
     assert (ids[0] == 0) is added
     assert (ours.bos_token, ours.eos_token) == ("<|end|>", "<|end|>")
+
+
+def test_llama3_puts_the_first_token_in_front_unless_the_file_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    assert load(byte_level("llama-bpe"), tmp_path)("Once")["input_ids"][0] == 0
+
+
+@pytest.mark.parametrize(
+    ("pre", "text", "pieces"),
+    [
+        ("gpt-4o", "HelloWorld's 12345 a/b//\n", "Hello|World's| |123|45| a|/b|//\n"),
+        ("tekken", "HelloWorld's 12 a", "Hello|World|'s| |1|2| a"),
+        ("deepseek-v3", "#define a 1234 日本 (y)", "#define| a| |123|4| |日本| (|y|)"),
+        ("qwen35", "I'm 12 क्षि!", "I|'m| |1|2| क्षि|!"),
+        ("qwen2", "क्षि", "क|्ष|ि"),
+        ("seed-coder", "end.\n\n12", "end|.|\n\n|1|2"),
+        ("qwen2", "end.\n\n12", "end|.\n\n|1|2"),
+        ("bloom", "Hi, there 12", "Hi|,| there| 12"),
+        ("glm4", "I'LL 1234", "I|'LL| |123|4"),
+    ],
+)
+def test_how_a_text_is_split(tmp_path: Path, pre: str, text: str, pieces: str) -> None:
+    """By hand, from the expressions of the models' own tokenizer.json."""
+    splitter = load(byte_level(pre), tmp_path).backend_tokenizer.pre_tokenizer
+    found = [text[start:end] for _, (start, end) in splitter.pre_tokenize_str(text)]
+    assert found == pieces.split("|")
 
 
 def test_chat_template(tmp_path: Path) -> None:

@@ -29,6 +29,7 @@ from mobius_ir_rules.fusion.group_query_attention import group_query_attention_r
 from mobius_ir_rules.fusion.layer_normalization import layer_normalization_rules
 from mobius_ir_rules.fusion.moe import moe_rules
 from mobius_ir_rules.fusion.pack_qkv import pack_qkv_rules
+from mobius_ir_rules.fusion.q_moe import q_moe_rules
 from mobius_ir_rules.fusion.recurrence import recurrence_rules
 from mobius_ir_rules.fusion.rms_normalization import rms_normalization_rules
 from mobius_ir_rules.fusion.rotary_embedding import rotary_embedding_rules
@@ -66,6 +67,7 @@ __all__ = [
     "layer_normalization_rules",
     "moe_rules",
     "pack_qkv_rules",
+    "q_moe_rules",
     "quick_gelu_rules",
     "recurrence_rules",
     "refusals",

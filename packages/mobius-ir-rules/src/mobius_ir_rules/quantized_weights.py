@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,10 +28,11 @@ from mobius_ir_rules.block_quantization import (
     dequantize_rows,
     quantize_rows,
 )
-from mobius_ir_rules.expressions import Cast, Concat, Expression, Leaf
+from mobius_ir_rules.expressions import Cast, Concat, Expression, Leaf, Reshape
 from mobius_ir_rules.visiting import RowSink, Visit, VisitedExpression, visit_numbers
 
 __all__ = [
+    "BlockQuantizedStack",
     "BlockQuantizedTensor",
     "QuantizedWeight",
     "computation_of",
@@ -74,9 +75,20 @@ class BlockQuantizedTensor(ir.LazyTensor):
         weight: Its parts; the scales have the tensor's dtype.
     """
 
-    def __init__(self, weight: QuantizedWeight, name: str | None = None) -> None:
-        """Take the parts; nothing is read."""
-        shape = ir.Shape([weight.scales.shape[0], weight.k])
+    def __init__(
+        self, weight: QuantizedWeight, name: str | None = None, matrices: int | None = None
+    ) -> None:
+        """Take the parts; nothing is read.
+
+        Args:
+            weight: The parts.
+            name: The tensor's name.
+            matrices: Where the rows are those of several matrices: how many. The tensor is
+                `[matrices, N / matrices, K]` then.
+        """
+        rows = weight.scales.shape[0]
+        stack = [rows] if matrices is None else [matrices, rows // matrices]
+        shape = ir.Shape([*stack, weight.k])
         super().__init__(self._dequantize, weight.scales.dtype, shape, name=name)
         self.weight = weight
 
@@ -88,7 +100,50 @@ class BlockQuantizedTensor(ir.LazyTensor):
         weight = self.weight
         zeros = None if weight.zero_points is None else weight.zero_points.array()
         rows = QuantizedRows(weight.packed.array(), weight.scales.array(), zeros)
-        return ir.Tensor(dequantize_rows(rows, weight.form, weight.k), dtype=self.dtype)
+        floats = dequantize_rows(rows, weight.form, weight.k)
+        return ir.Tensor(floats.reshape(self.shape.numpy()), dtype=self.dtype)
+
+
+class BlockQuantizedStack(BlockQuantizedTensor):
+    """Weights of one format one after the other, `[matrices, rows, K]`, quantized already.
+
+    As floats its data come in parts, of one weight after the other.
+
+    Attributes:
+        parts: The weights.
+    """
+
+    def __init__(
+        self, parts: Sequence[BlockQuantizedTensor], matrices: int, name: str | None = None
+    ) -> None:
+        """Take the weights; nothing is read.
+
+        Raises:
+            ValueError: if their formats, lengths of rows or types differ.
+        """
+        weights = [part.weight for part in parts]
+        if len({(each.form, each.k, each.scales.dtype) for each in weights}) != 1:
+            raise ValueError("Weights of one format, length of rows and type are needed")
+        zeros = [each.zero_points for each in weights if each.zero_points is not None]
+        weight = dataclasses.replace(
+            weights[0],
+            packed=Concat(tuple(each.packed for each in weights), 0),
+            scales=Concat(tuple(each.scales for each in weights), 0),
+            zero_points=Concat(tuple(zeros), 0) if zeros else None,
+        )
+        super().__init__(weight, name, matrices)
+        self.parts = tuple(parts)
+        self._matrices = matrices
+
+    def with_dtype(self, dtype: ir.DataType) -> BlockQuantizedStack:
+        """Return the tensor with another float type."""
+        parts = [part.with_dtype(dtype) for part in self.parts]
+        return BlockQuantizedStack(parts, self._matrices, self.name)
+
+    def visit(self, visit: Visit) -> None:
+        """Call `visit` with every part of the floats, in row-major order."""
+        for part in self.parts:
+            visit(np.ascontiguousarray(part.numpy()).reshape(-1))
 
 
 def quantize_weight(source: Expression, form: BlockFormat) -> QuantizedWeight:
@@ -273,6 +328,8 @@ def _row_parts(source: Expression) -> Iterator[Expression]:
 
 def _stored(part: Expression, form: BlockFormat) -> QuantizedWeight | None:
     """Return the parts of a weight that was quantized in this very format."""
+    while isinstance(part, Reshape) and part.shape[-1] == part.source.shape[-1]:
+        part = part.source  # matrices of a stack
     tensor = part.value.const_value if isinstance(part, Leaf) else None
     if isinstance(tensor, BlockQuantizedTensor) and tensor.weight.form == form:
         return tensor.weight

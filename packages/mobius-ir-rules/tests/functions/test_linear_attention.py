@@ -172,13 +172,20 @@ def test_one_session_serves_all_lengths() -> None:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)
 
 
-def test_one_token_needs_no_loop() -> None:
-    """Neither loop nor scan where the call says that there is one token; one loop otherwise."""
-    operators = [node.op_type for node in _model("B,1").graph.all_nodes()]
-    assert {"Loop", "Scan", "If"}.isdisjoint(operators)
-    operators = [node.op_type for node in _model().graph.all_nodes()]
-    assert operators.count("Loop") == 1
-    assert "Scan" not in operators
+def test_loops_and_nodes() -> None:
+    """None for one token; else over chunks, and within over blocks of rows of the inverse.
+
+    The number of nodes does not depend on that of tokens.
+    """
+    counts = {}
+    for tokens in ("1", "6", "4096", "S"):
+        operators = [node.op_type for node in _model(f"B,{tokens}").graph.all_nodes()]
+        assert {"Scan", "If"}.isdisjoint(operators)
+        counts[tokens] = (
+            operators.count("Loop"),
+            sum(operator != "Constant" for operator in operators),
+        )
+    assert counts == {"1": (0, 37), "6": (2, 99), "4096": (2, 99), "S": (2, 99)}
 
 
 def _node(inputs: str, **attributes: Any) -> ir.Node:

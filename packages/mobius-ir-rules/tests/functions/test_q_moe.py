@@ -91,6 +91,96 @@ def test_body_equals_kernel(
         np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-5, err_msg=who)
 
 
+SWIGLU = {"activation_type": "swiglu", "swiglu_fusion": 1}
+CLIPPED = {"activation_alpha": 1.702, "activation_beta": 1.0, "swiglu_limit": 0.5}
+
+
+def _sigmoid(x: Array) -> Array:
+    return 1.0 / (1.0 + np.exp(-x))
+
+
+def _activate(inner: Array, attributes: dict[str, Any]) -> Array:
+    """The documentation of the operator, gate and linear part in turn."""
+    match attributes["activation_type"]:
+        case "relu":
+            return np.maximum(inner, 0.0)
+        case "gelu":
+            bent = np.tanh(np.sqrt(2.0 / np.pi) * (inner + 0.044715 * inner**3))
+            return 0.5 * inner * (1.0 + bent)
+        case "silu":
+            return inner * _sigmoid(inner)
+        case "swiglu":
+            limit = attributes.get("swiglu_limit", np.inf)
+            gate, linear = np.minimum(inner[0::2], limit), np.clip(inner[1::2], -limit, limit)
+            gate = gate * _sigmoid(attributes.get("activation_alpha", 1.0) * gate)
+            return gate * (linear + attributes.get("activation_beta", 0.0))
+    return inner
+
+
+@pytest.mark.parametrize(
+    "attributes",
+    [
+        *({"activation_type": kind} for kind in ("relu", "gelu", "silu", "identity")),
+        SWIGLU,
+        SWIGLU | CLIPPED,
+        SWIGLU | CLIPPED | {"k": 1},
+    ],
+    ids=lambda attributes: "-".join(map(str, attributes.values())),
+)
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize(
+    ("block", "zeros", "router_weights"), [(16, True, False), (32, False, True)]
+)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(np.float32, 1e-5), (np.float16, 1e-2)])
+def test_what_is_fused_is_computed_by_the_kernel(
+    run_body: Any,
+    attributes: dict[str, Any],
+    bias: bool,
+    block: int,
+    zeros: bool,
+    router_weights: bool,
+    dtype: Any,
+    tolerance: float,
+) -> None:
+    """C029, C070: every activation that rules make, in both element types that the CPU has."""
+    random = np.random.default_rng(1)
+    rows = 2 * INNER if "swiglu" in attributes.values() else INNER
+    first, w1 = _quantized(random, rows, HIDDEN, 4, block, zeros)
+    second, w2 = _quantized(random, HIDDEN, INNER, 4, block, zeros)
+    attributes = {"k": K, "expert_weight_bits": 4, "block_size": block, **RAW, **attributes}
+    attributes["normalize_routing_weights"] = int(not router_weights)
+    x = random.standard_normal((TOKENS, HIDDEN)).astype(dtype)
+    # Far enough apart for float16.
+    probs = random.permuted(np.tile(np.arange(EXPERTS) / 2, (TOKENS, 1)), axis=1).astype(dtype)
+    mixing = random.uniform(0.1, 1.0, (TOKENS, EXPERTS)).astype(dtype)
+    biases = [random.standard_normal((EXPERTS, n)).astype(dtype) for n in (rows, HIDDEN)]
+    scales = [each[1].astype(dtype) for each in (first, second)]
+    w1, w2 = (
+        weight * np.repeat(scale.astype(np.float64) / parts[1], block, axis=-1)
+        for weight, scale, parts in zip((w1, w2), scales, (first, second), strict=True)
+    )
+    expected = np.zeros((TOKENS, HIDDEN))
+    for token in range(TOKENS):
+        chosen = np.argsort(-probs[token].astype(np.float64))[: attributes["k"]]
+        share = np.exp(probs[token].astype(np.float64))
+        share = mixing[token].astype(np.float64) if router_weights else share / share[chosen].sum()
+        for expert in chosen:
+            inner = w1[expert] @ x[token].astype(np.float64)
+            inner = _activate(inner + bias * biases[0][expert].astype(np.float64), attributes)
+            outer = w2[expert] @ inner + bias * biases[1][expert].astype(np.float64)
+            expected[token] += share[expert] * outer
+    b1, b2 = biases if bias else (None, None)
+    inputs = [x, probs, first[0], scales[0], b1, second[0], scales[1], b2]
+    inputs += [None, None, None, first[2], second[2], None, mixing if router_weights else None]
+    assert 0.5 < np.abs(expected).max() < 50.0
+    results = run_body(Q_MOE, 24, inputs, [expected.astype(dtype)], **attributes)
+    assert "kernel" in results
+    for who, (found,) in results.items():
+        np.testing.assert_allclose(
+            found.astype(np.float64), expected, rtol=tolerance, atol=4 * tolerance, err_msg=who
+        )
+
+
 def _node(count: int, **attributes: Any) -> ir.Node:
     values = [ir.val(f"v{index}") for index in range(count)]
     if count == 8:

@@ -208,7 +208,8 @@ def test_mask_as_bias(
     biased: ir.Model = block.build()
     assert LEFT.apply(biased) == block.layers
     for node in _operators(biased):
-        assert {"do_rotary", "local_window_size"}.isdisjoint(node.attributes)
+        assert "local_window_size" not in node.attributes
+        assert node.attributes["do_rotary"].as_int() == 0  # MLX's plugin has another default
         names = [None if value is None else value.name for value in node.inputs]
         assert (len(names), names[7:10]) == (11, [None] * 3)
         bias = node.inputs[10]
@@ -237,6 +238,12 @@ BIASED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"refuse_attributes": {"local_window_size"}},
         "GroupQueryAttention for {} would have local_window_size = 3; none is needed, because "
         "the target gets this attribute wrong.",
+    ),
+    "lengths that are not read": (
+        {},
+        {"refuse_attributes": {"seqlens_k"}},
+        "GroupQueryAttention for {} would need attention_bias, which the target's kernel does "
+        "not take, because it does not read the lengths of rows either.",
     ),
 }
 

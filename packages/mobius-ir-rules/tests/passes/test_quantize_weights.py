@@ -9,6 +9,7 @@ import onnx_ir as ir
 import pytest
 
 from mobius_ir_rules.block_quantization import BlockFormat, dequantize_rows, quantize_rows
+from mobius_ir_rules.functions.attach import AttachFunctions
 from mobius_ir_rules.lazy import DerivedTensor, weight_values
 from mobius_ir_rules.passes import FoldWeights
 from mobius_ir_rules.passes.quantize_weights import (
@@ -21,7 +22,7 @@ from mobius_ir_rules.passes.quantize_weights import (
 from mobius_ir_rules.testing import op_counts, run_model
 
 FORM = BlockFormat(4, 16, True)
-IMPORTS = '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>'
+IMPORTS = '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1, "mobius.moe" : 1]>'
 NBITS = "com.microsoft::MatMulNBits"
 GATHER = "com.microsoft::GatherBlockQuantized"
 
@@ -274,8 +275,8 @@ REFUSED = {
     ),
     "(float[B, 32] x, float[32, 8] W) => (float[B, 8] y, float[32, 8] z) "
     "{ y = MatMul(x, W) z = Neg(W) }": (
-        "The weight 'W' of MatMul (node 'y') is read by Neg (node 'z') too; products and lookups "
-        "alone are needed, because it would be stored twice."
+        "The weight 'W' of MatMul (node 'y') is read by Neg (node 'z') too; products, lookups and "
+        "experts alone are needed, because it would be stored twice."
     ),
     "(int64[B] ids, float[64, 24] E, float[24] N) => (float[B, 24] y) "
     "{ h = Gather <axis = 0> (E, ids) y = RMSNormalization <axis = -1> (h, N) }": (
@@ -299,6 +300,124 @@ def test_what_cannot_be_quantized_stays_and_is_reported(text: str, reason: str) 
     (refusal,) = result.refusals
     assert refusal.rule == "QuantizeWeights"
     assert refusal.node in ("h", "y")
+
+
+EXPERTS = """g (float[T, 32] x, int64[T, 2] chosen, float[T, 2] share, float[4, 48, 32] F,
+                  float[4, 32, 24] G, float[4, 48] B) => (float[T, 32] y) {
+  [experts] y = mobius.moe.RoutedExperts <k = 2, activation_type = "swiglu", swiglu_fusion = 2> (
+      x, chosen, share, F, G, B)
+}"""
+EXPERTS_16 = EXPERTS.replace("32, 24]", "32, 16]").replace("48", "32")
+
+
+def experts_of(text: str, *, loaded: bool = True) -> tuple[ir.Model, ir.Node]:
+    model = model_of(text, loaded=loaded)
+    (node,) = [node for node in model.graph if node.op_type == "RoutedExperts"]
+    return model, node
+
+
+EXPERT_FEEDS = feeds(
+    x=(5, 32),
+    chosen=np.array([[0, 1], [3, 2], [1, 3], [2, 0], [0, 3]]),
+    share=np.random.default_rng(3).uniform(0.1, 1.0, (5, 2)).astype(np.float32),
+)
+
+
+@pytest.mark.parametrize("form", [FORM, BlockFormat(8, 16, False)])
+@pytest.mark.parametrize("loaded", [True, False])
+def test_experts(form: BlockFormat, loaded: bool) -> None:
+    whole, _ = experts_of(EXPERTS_16)
+    data = {name: value.const_value for name, value in whole.graph.initializers.items()}
+    for name in "FG":  # rounded beforehand, along the last axis
+        array = data[name].numpy()  # type: ignore[union-attr]
+        rows = array.reshape(-1, array.shape[-1])
+        rows = dequantize_rows(quantize_rows(rows, form), form, rows.shape[1])
+        whole.graph.initializers[name].const_value = ir.tensor(rows.reshape(array.shape))
+    AttachFunctions()(whole)
+    expected = run_model(whole, EXPERT_FEEDS)["y"]
+    assert np.abs(expected).max() > 1.0
+
+    model, node = experts_of(EXPERTS_16, loaded=loaded)
+    seen: list[WeightUse] = []
+
+    def choose(use: WeightUse) -> BlockFormat:
+        seen.append(use)
+        return form
+
+    result = quantize(model, choose)
+    assert (result.modified, result.applications, reasons(result)) == (True, 2, [])
+    assert seen == [
+        WeightUse(("F",), UseKind.EXPERTS, 4 * 32, 32),
+        WeightUse(("G",), UseKind.EXPERTS, 4 * 32, 16),
+    ]
+    names = [None if value is None else str(value.name) for value in node.inputs]
+    zeros = [] if form.symmetric else ["F.zero_points", "G.zero_points"]
+    operands = ["F.qweight", "G.qweight", "B", None, "F.scales", "G.scales", *zeros]
+    assert names == ["x", "chosen", "share", *operands]
+    assert {"F", "G"}.isdisjoint(model.graph.initializers)
+    for name, value in weight_values(model).items():
+        if value.const_value is None:
+            value.const_value = data[name]
+    AttachFunctions()(model)
+    np.testing.assert_allclose(run_model(model, EXPERT_FEEDS)["y"], expected, rtol=1e-5, atol=1e-5)
+    again = quantize(model, choose)
+    assert (again.modified, again.applications, again.refusals) == (False, 0, ())
+
+
+def test_a_body_of_calls_with_floats_goes() -> None:
+    model, _ = experts_of(EXPERTS_16)
+    AttachFunctions()(model)
+    before = run_model(model, EXPERT_FEEDS)["y"]
+    quantize(model)
+    assert ("mobius.moe", "RoutedExperts", "") not in model.functions
+    AttachFunctions()(model)
+    assert (
+        0.0
+        < np.abs(run_model(model, EXPERT_FEEDS)["y"] - before).max()
+        < 0.5 * np.abs(before).max()
+    )
+
+
+def test_experts_whose_rows_are_no_whole_number_of_blocks_stay() -> None:
+    """Each of the two weights is decided about by itself."""
+    model, node = experts_of(EXPERTS)
+    result = quantize(model)
+    assert result.applications == 1
+    assert reasons(result) == [
+        "The rows of the weight of experts 'G' have 24 numbers; a multiple of the block size, 16, "
+        "is needed."
+    ]
+    assert [str(value.name) for value in node.inputs[3:5] if value] == ["F.qweight", "G"]
+    AttachFunctions()(model)
+    assert np.isfinite(run_model(model, EXPERT_FEEDS)["y"]).all()
+
+
+def test_experts_that_are_left_out_or_read_by_others_stay() -> None:
+    def but_g(use: WeightUse) -> BlockFormat | str:
+        return "Not this one." if use.names == ("G",) else FORM
+
+    model, _ = experts_of(
+        EXPERTS_16.replace("(float[T, 32] y)", "(float[T, 32] y, float[4, 32, 32] z)").replace(
+            "B)\n}", "B)\n z = Neg(F)\n}"
+        )
+    )
+    result = quantize(model, but_g)
+    assert (result.modified, result.applications) == (False, 0)
+    assert reasons(result) == [
+        "The weight 'F' of mobius.moe::RoutedExperts (node 'experts') is read by Neg (node 'z') "
+        "too; products, lookups and experts alone are needed, because it would be stored twice.",
+        "Not this one.",
+    ]
+
+
+def test_experts_that_a_caller_may_replace_stay() -> None:
+    model, _ = experts_of(EXPERTS_16)
+    model.graph.inputs.append(model.graph.initializers["F"])
+    assert reasons(quantize(model)) == [
+        "The weight 'fc1' of mobius.moe::RoutedExperts (node 'experts'), the graph input 'F', is "
+        "FLOAT [4,32,32]; a constant of FLOAT, FLOAT16 or BFLOAT16 with a matrix for each expert "
+        "is needed."
+    ]
 
 
 def test_a_weight_that_a_caller_may_replace_stays() -> None:

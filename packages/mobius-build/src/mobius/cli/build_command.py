@@ -31,7 +31,9 @@ def build(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="Hub id, a folder in HuggingFace layout, or a .gguf file."
+            metavar="MODEL",
+            help="Hub id, a folder in HuggingFace layout, a .gguf file, or one on the hub: "
+            "owner/name/file.gguf.",
         ),
     ],
     out: Annotated[
@@ -156,7 +158,7 @@ def build(
         if as_json:
             typer.echo(json.dumps(_as_json(package, model, target)))
         else:
-            typer.echo(_summary(package, model, out, target))
+            typer.echo("\n".join([_summary(package, model, out, target), *_missing(target)]))
 
 
 def _size(target: Path) -> int:
@@ -171,11 +173,30 @@ def _as_json(package: ModelPackage, model: str, target: Path) -> dict[str, Any]:
         "dtype": None if package.dtype is None else package.dtype.name,
         "bytes": _size(target),
         "weights": package.is_loaded,
+        "missing": _missing(target),
     }
 
 
 def _summary(package: ModelPackage, model: str, out: Path, target: Path) -> str:
+    from mobius.dtypes import short_name
+
     size = _size(target)
-    dtype = "" if package.dtype is None else f" {package.dtype.name}"
+    dtype = "" if package.dtype is None else f" in {short_name(package.dtype)}"
     weights = "" if package.is_loaded else ", without weights"
-    return f"Saved {model} for {package.ep}{dtype} in {out} ({size / 1e6:,.1f} MB{weights})"
+    return f"Saved {model} for {package.ep}{dtype} to {out} ({size / 1e6:,.1f} MB{weights})"
+
+
+def _missing(target: Path) -> list[str]:
+    """Return what a text decoder's package lacks that runtimes look for, a sentence each."""
+    from mobius.genai import GENAI_CONFIG
+    from mobius.model_files import read_manifest
+    from mobius.text_codec import TOKENIZER
+
+    manifest = read_manifest(target)
+    if manifest is None or manifest.generation is None:
+        return []
+    refusal = manifest.generation.genai_refusal
+    found = [] if refusal is None else [f"There is no {GENAI_CONFIG}: {refusal}"]
+    if not (target / TOKENIZER).is_file():
+        found.append(f"There is no {TOKENIZER}: the source has none, and text needs one.")
+    return found

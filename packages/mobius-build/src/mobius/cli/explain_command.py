@@ -87,7 +87,6 @@ def explain(
 
 def _show(explanation: Explanation, *, every_node: bool) -> None:
     from rich.console import Console
-    from rich.text import Text
 
     console = Console()
     for key, report in explanation.reports.items():
@@ -95,8 +94,3 @@ def _show(explanation: Explanation, *, every_node: bool) -> None:
             console.print(report_view(key, report, most_nodes=len(report.refusals)))
         else:
             console.print(report_view(key, report))
-        if not report.refusals:
-            console.print(Text("No rule found a candidate that it had to leave as it is."))
-        left_out = ", ".join(explanation.left_out(key))
-        if left_out:
-            console.print(Text(f"Not run for this target: {left_out}", style="dim"))

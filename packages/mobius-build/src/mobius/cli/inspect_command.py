@@ -74,17 +74,31 @@ def _show(inspection: Inspection, *, every_port: bool) -> None:
 
 
 def _built(manifest: Manifest) -> str:
+    import onnx_ir as ir
+
+    from mobius.dtypes import short_name
+
     source = "" if manifest.source is None else f"{manifest.source.name} "
     revision = "" if manifest.source is None else manifest.source.revision or ""
-    dtype = "" if manifest.dtype is None else f" {manifest.dtype}"
+    dtype = "" if manifest.dtype is None else f" in {short_name(ir.DataType[manifest.dtype])}"
     state = "" if manifest.weights else ", without weights"
     padding = "rows padded on either side" if manifest.padding == "any" else None
     padding = padding or f"rows padded on the {manifest.padding}"
     version = manifest.versions.get("mobius-build", "?")
     return (
         f"{source}{f'at {revision} ' if revision else ''}for {manifest.execution_provider}{dtype}"
-        f"{state}; takes {padding}; built by Mobius {version}"
+        f"{_integers(manifest)}{state}; takes {padding}; built by Mobius {version}"
     )
+
+
+def _integers(manifest: Manifest) -> str:
+    quantization = manifest.quantization
+    if not quantization:
+        return ""
+    if "bits" not in quantization:
+        return ", integers as the checkpoint has them"
+    zero = "" if quantization["symmetric"] else " with zero points"
+    return f", int{quantization['bits']} in blocks of {quantization['block_size']}{zero}"
 
 
 def _headline(key: str, graph: GraphInspection) -> str:

@@ -44,7 +44,7 @@ def models(
         if not found:
             raise SourceError(
                 "No installed source says what it builds. Install the HuggingFace source with: "
-                "pip install mobius-build[hf]"
+                "pip install 'mobius-build[hf]'"
             )
         if as_json:
             typer.echo(json.dumps([family.to_dict() for family in found], indent=2))

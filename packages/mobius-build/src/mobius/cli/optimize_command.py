@@ -96,13 +96,15 @@ def _as_json(source: Path, result: OptimizedFile) -> dict[str, Any]:
 
 
 def _summary(source: Path, result: OptimizedFile) -> str:
+    from mobius.dtypes import short_name
+
     report = result.report
     parts = [f"{result.path} ({result.path.stat().st_size / 1e6:,.1f} MB)"]
     if result.data is not None:
         parts.append(f"{result.data.name} ({result.data.stat().st_size / 1e6:,.1f} MB)")
     text = (
-        f"Optimised {source} for {report.ep} {report.dtype.name} in {' and '.join(parts)}: "
-        f"{report.nodes_before} → {report.nodes_after} nodes"
+        f"Optimised {source} for {report.ep} in {short_name(report.dtype)} to "
+        f"{' and '.join(parts)}: {report.nodes_before} → {report.nodes_after} nodes"
     )
     if result.shared:
         text += f". It reads {', '.join(result.shared)} too: keep them together"

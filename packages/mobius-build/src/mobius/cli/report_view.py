@@ -9,8 +9,9 @@ import typer
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
+    from rich.text import Text
 
-    from mobius.report import OptimizationReport
+    from mobius.report import OptimizationReport, StageRecord
 
 __all__ = [
     "DtypeOption",
@@ -60,7 +61,7 @@ TraceOption = Annotated[
 
 
 def report_view(key: str, report: OptimizationReport, *, most_nodes: int = MOST_NODES) -> Group:
-    """Return a table of the stages, then each reason for which candidates stay, with their nodes.
+    """Return what stages did as a table, and why candidates, and stages, were left out.
 
     Args:
         key: Key of the graph.
@@ -70,20 +71,41 @@ def report_view(key: str, report: OptimizationReport, *, most_nodes: int = MOST_
     from rich.console import Group
     from rich.text import Text
 
+    from mobius.dtypes import short_name
     from mobius.report import refusal_groups
 
     title = (
-        f"{key}: {report.role} for {report.ep} {report.dtype.name}, "
+        f"{key}: {report.role} for {report.ep} in {short_name(report.dtype)}, "
         f"{report.nodes_before} → {report.nodes_after} nodes"
     )
     parts: list[RenderableType] = [Text(title, style="bold"), _stages(report)]
+    quiet = ", ".join(stage.name for stage in report.stages if _is_quiet(stage))
+    if quiet:
+        parts.append(Text(f"Nothing to do: {quiet}", style="dim"))
     for group in refusal_groups(report.refusals):
         line = Text(f"{group.rule} left {len(group.nodes)} {group.op_type} alone: ", style="yellow")
         parts.append(line.append(group.reason, style="default"))
         more = len(group.nodes) - most_nodes
         shown = [*group.nodes[:most_nodes], *([f"and {more} more"] if more > 0 else [])]
         parts.extend(Text(f"  {node}", style="dim") for node in shown)
+    if not report.refusals:
+        parts.append(Text("The stages that ran left no candidate as it was."))
+    parts.extend(_left_out(report))
     return Group(*parts)
+
+
+def _left_out(report: OptimizationReport) -> list[Text]:
+    """Return a line for each fusion that did not run, and one for all that was not needed."""
+    from rich.text import Text
+
+    from mobius.stage import Phase
+
+    fusions = [each for each in report.left_out if each.phase is Phase.FUSION]
+    others = [each.name for each in report.left_out if each.phase is not Phase.FUSION]
+    lines = [Text(f"{each.name} did not run. {each.reason}", style="dim") for each in fusions]
+    if others:
+        lines.append(Text(f"Not needed: {', '.join(others)}", style="dim"))
+    return lines
 
 
 def _stages(report: OptimizationReport) -> RenderableType:
@@ -95,20 +117,22 @@ def _stages(report: OptimizationReport) -> RenderableType:
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     table.add_column("Phase")
     table.add_column("Stage", no_wrap=True)
-    for title in ("Applied", "+Nodes", "-Nodes", "Nodes", "Left"):
+    for title in ("Applied", "Nodes", "Left"):
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("Net change")
     for stage in report.stages:
-        quiet = not (stage.deltas or stage.applications or stage.refusals)
+        if _is_quiet(stage):
+            continue
         table.add_row(
             stage.phase.value,
             stage.name,
             "-" if stage.applications is None else str(stage.applications),
-            str(stage.added),
-            str(stage.removed),
             str(stage.nodes_after),
             str(len(stage.refusals)),
             format_deltas(stage.deltas) if stage.deltas else "-",
-            style="dim" if quiet else None,
         )
     return table
+
+
+def _is_quiet(stage: StageRecord) -> bool:
+    return not (stage.deltas or stage.applications or stage.refusals)

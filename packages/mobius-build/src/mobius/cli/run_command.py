@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from mobius.cli.console import DebugOption, reported_errors
+from mobius.cli.console import DebugOption, JsonOption, reported_errors
 
 if TYPE_CHECKING:
     from mobius.generate import Speed
@@ -64,19 +66,21 @@ def run(
             "package is for, if this ONNX Runtime has it]",
         ),
     ] = None,
+    as_json: JsonOption = False,
     debug: DebugOption = False,
 ) -> None:
     """Continue PROMPT with the model in DIR, on ONNX Runtime.
 
     The most likely token is taken each time, unless --sample or one of its options is given. The
-    text goes to stdout while it is made, its speed to stderr.
+    text goes to stdout while it is made, its speed to stderr; with --json both are one object on
+    stdout, with the tokens.
     Needs: pip install 'mobius-build[run]'
 
     Exit codes: 0 done, 1 an error, 2 wrong usage.
     """
     if system is not None and not chat:
         raise typer.BadParameter("--system needs --chat")
-    with reported_errors(debug=debug):
+    with reported_errors(debug=debug, json_lines="run" if as_json else None):
         from mobius.generate import Speed, generate
         from mobius.text_codec import TextCodec
         from mobius.text_decoder import TextDecoder
@@ -85,19 +89,44 @@ def run(
         decoder = TextDecoder(folder, providers=provider)
         sampler = _sampler(decoder, sample, settings, seed)
         codec = TextCodec(folder)
-        text = sys.stdin.read() if prompt == STDIN else prompt
+        text = _standard_input() if prompt == STDIN else prompt
         if chat:
             text = _chat(folder, system, text)
         tokens = codec.encode(text, special_tokens=not chat)
         speed = Speed()
-        made = generate(
-            decoder, tokens, max_new_tokens=max_new_tokens, sampler=sampler, speed=speed
+        made: list[int] = []
+        pieces = codec.decode(
+            _kept(
+                generate(
+                    decoder, tokens, max_new_tokens=max_new_tokens, sampler=sampler, speed=speed
+                ),
+                made,
+            ),
+            after=tokens,
         )
-        for piece in codec.decode(made, after=tokens):
+        if as_json:
+            found = "".join(pieces)
+            told = {"package": str(folder), "text": found, "tokens": made, **speed.to_dict()}
+            how = {"providers": decoder.providers, "shared_cache": decoder.generation.shared_cache}
+            typer.echo(json.dumps({**told, **how}, indent=2))
+            return
+        for piece in pieces:
             typer.echo(piece, nl=False)
             sys.stdout.flush()
         typer.echo()
         typer.echo(_summary(decoder, speed), err=True)
+
+
+def _standard_input() -> str:
+    """Return what is piped in: UTF-8, whatever the locale."""
+    return sys.stdin.buffer.read().decode(errors="surrogateescape")
+
+
+def _kept(tokens: Iterable[int], made: list[int]) -> Iterator[int]:
+    """Yield `tokens`, and add each to `made`."""
+    for token in tokens:
+        made.append(token)
+        yield token
 
 
 def _chat(folder: Path, system: str | None, prompt: str) -> str:

@@ -239,6 +239,8 @@ def _show(verification: Verification, *, every_output: bool) -> None:
     console.print(_table(shown, many_graphs=len(verification.tolerances) > 1))
     if len(shown) < len(worst):
         console.print(Text(f"and {len(worst) - len(shown)} more outputs; --all shows them"))
+    for text in verification.notes:
+        console.print(Text(text))
     for text in verification.interface:
         console.print(Text(text, style="red"))
     for each in worst:

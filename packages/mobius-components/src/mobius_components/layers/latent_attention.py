@@ -74,6 +74,8 @@ class LatentAttention(nn.Module):
         latent = self._latent
         for name in self._query_made_by:
             x = getattr(self, name)(op, x)
+        if context.temperature is not None:
+            x = op.Mul(x, context.temperature)
         sizes = [latent.qk_nope_head_dim, latent.qk_rope_head_dim]
         content, position = _split(op, self._heads(op, x, latent.qk_head_dim), sizes)
         return op.Concat(content, _rotated(op, position, context), axis=3)

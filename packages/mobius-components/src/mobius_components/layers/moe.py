@@ -11,6 +11,7 @@ from mobius_components.config import ArchitectureConfig
 from mobius_components.layers.linear import Linear
 from mobius_components.layers.mlp import MLP, GatedMLP
 from mobius_components.layers.router import Router, Routes
+from mobius_components.layers.scaled import scaled
 from mobius_components.layers.sparse_mlp import SparseMLP
 from mobius_components.mixture_config import MixtureConfig
 from mobius_components.parameter import Parameter
@@ -84,6 +85,7 @@ class SparseMoe(nn.Module):
         kind = GatedMLP if config.mlp_gated else MLP
         self.shared_experts = kind(config, shared) if shared else None
         self.shared_expert_gate = Linear(hidden, 1) if moe.shared_expert_gate else None
+        self._shared_scale = moe.shared_expert_scale
 
     def forward(self, op: OpBuilder, x: ir.Value) -> Any:
         """Return the feed-forward output of `x`."""
@@ -97,7 +99,7 @@ class SparseMoe(nn.Module):
         shared = self.shared_experts(op, x)
         if self.shared_expert_gate is not None:
             shared = op.Mul(op.Sigmoid(self.shared_expert_gate(op, x)), shared)
-        return op.Add(routed, shared)
+        return op.Add(routed, scaled(op, shared, self._shared_scale))
 
 
 def make_feed_forward(config: ArchitectureConfig, layer: int) -> nn.Module:

@@ -43,7 +43,7 @@ class Bamba(Llama):
 
     def windows(self, fields: ConfigFields) -> Windows:
         """Return no window, and the type of each layer."""
-        attending = fields.value("attn_layer_indices") or ()
+        attending = fields.layer_numbers("attn_layer_indices") or ()
         layers = range(fields.integer("num_hidden_layers"))
         kinds = tuple(FULL_ATTENTION if n in attending else MAMBA2 for n in layers)
         return Windows(None, kinds)

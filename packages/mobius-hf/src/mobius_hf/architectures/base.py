@@ -14,16 +14,11 @@ from onnxscript import nn
 from mobius_components import ArchitectureConfig
 from mobius_components.config_error import ConfigError
 from mobius_components.models import CausalLMModel
-from mobius_hf.config import (
-    ConfigFields,
-    checkpoint_dtype,
-    require,
-    require_positive,
-    resolve,
-)
-from mobius_hf.errors import CheckpointConfigError
+from mobius_hf.config import ConfigFields, checkpoint_dtype, require, require_positive
+from mobius_hf.field_names import in_words_of_file
 from mobius_hf.rope import read_rope
 from mobius_hf.stacks import Stack
+from mobius_hf.transformers_config import resolve
 from mobius_hf.transforms import Transform
 from mobius_hf.windows import Windows, same_for_all
 
@@ -106,7 +101,7 @@ class Architecture(abc.ABC):
                 model_type=self.model_type,
             )
         except ConfigError as error:
-            raise CheckpointConfigError(f"{path}: {error}") from error
+            raise in_words_of_file(error, fields) from error
         fields.refuse_unread(self.irrelevant, self.fixed)
         return config
 

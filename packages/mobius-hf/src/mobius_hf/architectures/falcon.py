@@ -56,6 +56,8 @@ class Falcon(DecoderArchitecture):
             return super().rotary(fields, windows)
         fields.value("rope_parameters")
         width, heads = _width(fields), fields.integer("num_attention_heads")
+        if width < heads:
+            raise fields.unfit("hidden_size", width, f"at least num_attention_heads, {heads}")
         return {
             "rope_theta": None,
             "position_embedding": "alibi",
@@ -70,7 +72,7 @@ class Falcon(DecoderArchitecture):
         return {
             "vocab_size": fields.integer("vocab_size"),
             "hidden_size": width,
-            "intermediate_size": fields.optional_integer("ffn_hidden_size") or 4 * width,
+            "intermediate_size": fields.integer_or("ffn_hidden_size", 4 * width),
             "num_hidden_layers": fields.integer("num_hidden_layers"),
             "num_attention_heads": fields.integer("num_attention_heads"),
             "num_key_value_heads": _key_value_heads(fields),

@@ -67,9 +67,9 @@ class FalconH1(Llama):
     def arguments(self, fields: ConfigFields) -> dict[str, Any]:
         """Return the arguments of Llama, the state space and the factors."""
         factors = {name.removesuffix("_multiplier"): fields.number(name) for name in _FACTORS}
-        gate, down = fields.value("mlp_multipliers") or (1.0, 1.0)
+        gate, down = fields.numbers("mlp_multipliers", 2)
         shared = super().arguments(fields)
-        size = shared["head_dim"] or shared["hidden_size"] // shared["num_attention_heads"]
+        size = shared["head_dim"] or fields.quotient("hidden_size", "num_attention_heads")
         return shared | {
             "mamba2": self._mamba2(fields, factors["ssm_in"]),
             "embedding_multiplier": factors["embedding"],
@@ -80,8 +80,8 @@ class FalconH1(Llama):
                 attention_input=factors["attention_in"],
                 attention_output=factors["attention_out"],
                 mamba2_output=factors["ssm_out"],
-                mlp_gate=float(gate),
-                mlp_output=float(down),
+                mlp_gate=gate,
+                mlp_output=down,
             ),
         }
 
@@ -90,14 +90,13 @@ class FalconH1(Llama):
         before_gate = fields.flag("mamba_norm_before_gate")
         if fields.flag("mamba_rms_norm"):
             norm = "before_gate" if before_gate else "after_gate"
-        sections = fields.value("ssm_multipliers") or (1.0,) * 5
         channels = fields.optional_integer("mamba_d_ssm")
         return dataclasses.replace(
             read_mamba2(fields, channels=channels),
             output_bias=fields.flag("projectors_bias"),
             gated_norm=norm,
             input_multiplier=factor,
-            section_multipliers=tuple(map(float, sections)),
+            section_multipliers=fields.numbers("ssm_multipliers", 5),
         )
 
 

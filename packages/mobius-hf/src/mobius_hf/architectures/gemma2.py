@@ -36,7 +36,7 @@ class Gemma2(Gemma):
         """Return the arguments of Gemma, the caps and the scale of the scores."""
         return super().arguments(fields) | {
             "layer_layout": "sandwich",
-            "attention_scale": fields.number("query_pre_attn_scalar") ** -0.5,
+            "attention_scale": fields.reciprocal_root("query_pre_attn_scalar"),
             "attn_logit_softcapping": fields.value("attn_logit_softcapping"),
             "final_logit_softcapping": fields.value("final_logit_softcapping"),
         }

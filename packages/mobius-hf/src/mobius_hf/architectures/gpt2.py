@@ -61,7 +61,7 @@ class GPT2(Architecture):
         return {
             "vocab_size": fields.integer("vocab_size"),
             "hidden_size": width,
-            "intermediate_size": fields.optional_integer("n_inner") or 4 * width,
+            "intermediate_size": fields.integer_or("n_inner", 4 * width),
             "num_hidden_layers": fields.integer("n_layer"),
             "num_attention_heads": fields.integer("n_head"),
             "max_position_embeddings": fields.integer("n_positions"),

@@ -54,7 +54,7 @@ class GPTNeo(Architecture):
         return {
             "vocab_size": fields.integer("vocab_size"),
             "hidden_size": width,
-            "intermediate_size": fields.optional_integer("intermediate_size") or 4 * width,
+            "intermediate_size": fields.integer_or("intermediate_size", 4 * width),
             "num_hidden_layers": fields.first_integer("num_layers", "num_hidden_layers"),
             "num_attention_heads": fields.first_integer("num_heads", "num_attention_heads"),
             "max_position_embeddings": fields.integer("max_position_embeddings"),

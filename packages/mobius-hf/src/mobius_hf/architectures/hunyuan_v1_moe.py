@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 from mobius_components import MixtureConfig, RouterConfig
 from mobius_hf.architectures.hunyuan_v1_dense import HunYuanDenseV1
@@ -16,6 +17,16 @@ class HunYuanMoEV1(HunYuanDenseV1):
 
     model_type = "hunyuan_v1_moe"
     required = (*HunYuanDenseV1.required, "num_experts", "moe_topk")
+    fixed: ClassVar[Mapping[str, object]] = {
+        **HunYuanDenseV1.fixed,
+        "group_limited_greedy": False,
+        "moe_drop_tokens": False,
+        "moe_layer_num_skipped": 0,
+        "moe_random_routing_dropped_token": False,
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+        "use_mixed_mlp_moe": True,
+    }
     irrelevant = HunYuanDenseV1.irrelevant | TRAINING_FIELDS
     renames = (
         (r"^(?:model\.)?(layers\.\d+\.mlp)\.shared_mlp\.", r"model.\1.shared_experts."),
@@ -28,6 +39,9 @@ class HunYuanMoEV1(HunYuanDenseV1):
         """Return the arguments of Hunyuan and the experts."""
         arguments = super().arguments(fields)
         width = arguments["intermediate_size"]
+        for name, only in (("moe_intermediate_size", width), ("num_shared_expert", 1)):
+            if fields.value(name) is not None and _same_everywhere(fields, name) != only:
+                raise fields.unfit(name, fields.value(name), f"{only} for each layer")
         moe = MixtureConfig(
             num_experts=_same_everywhere(fields, "num_experts"),
             num_experts_per_tok=_same_everywhere(fields, "moe_topk"),
@@ -45,11 +59,13 @@ def _same_everywhere(fields: ConfigFields, name: str) -> int:
         CheckpointConfigError: if layers differ.
     """
     value = fields.value(name)
-    if isinstance(value, list | tuple):
-        if len(set(value)) != 1 or not isinstance(value[0], int):
-            raise fields.unfit(name, value, "the same number for each layer")
-        return int(value[0])
-    return fields.integer(name)
+    if not isinstance(value, list | tuple):
+        return fields.integer(name)
+    layers = fields.integer("num_hidden_layers")
+    first = value[0] if value else None
+    if type(first) is not int or list(value) != [first] * layers:
+        raise fields.unfit(name, value, f"an integer, or {layers} that are all the same")
+    return first
 
 
 ARCHITECTURE = HunYuanMoEV1()

@@ -76,10 +76,10 @@ class Lfm2(DecoderArchitecture):
         """Return no window, and the type of each layer."""
         kinds = {"full_attention": FULL_ATTENTION, "conv": SHORT_CONV}
         stated = read_layer_kinds(fields, kinds, "layer_types")
-        attending = fields.value("full_attn_idxs")
+        listed = fields.layer_numbers("full_attn_idxs")
         layers = range(fields.integer("num_hidden_layers"))
         if stated is None:
-            attending = layers if attending is None else attending
+            attending = layers if listed is None else listed
             stated = tuple(FULL_ATTENTION if n in attending else SHORT_CONV for n in layers)
         return Windows(None, stated)
 
@@ -100,12 +100,14 @@ def _feed_forward_width(fields: ConfigFields) -> int:
     """Return the width as `Lfm2MLP` computes it."""
     width = fields.first_integer("block_ff_dim", "intermediate_size")
     multiple = fields.integer("block_multiple_of")
-    factor = fields.value("block_ffn_dim_multiplier")
     if not fields.flag("block_auto_adjust_ff_dim"):
         return width
     width = int(2 * width / 3)
-    if factor is None:
+    if fields.value("block_ffn_dim_multiplier") is None:
         return width
+    factor = fields.number("block_ffn_dim_multiplier")
+    if multiple < 1:
+        raise fields.unfit("block_multiple_of", multiple, "an integer of at least 1")
     return multiple * -(-int(factor * width) // multiple)
 
 

@@ -113,6 +113,8 @@ def _rotating(fields: ConfigFields) -> tuple[bool, ...]:
     layers, interval = fields.integer("num_hidden_layers"), fields.integer("no_rope_layer_interval")
     stated = fields.value("no_rope_layers")
     if not stated:
+        if interval < 1:
+            raise fields.unfit("no_rope_layer_interval", interval, "an integer of at least 1")
         return tuple((layer + 1) % interval != 0 for layer in range(layers))
     if not isinstance(stated, list | tuple) or len(stated) < layers:
         raise fields.unfit("no_rope_layers", stated, f"a list with {layers} entries")
@@ -122,7 +124,9 @@ def _rotating(fields: ConfigFields) -> tuple[bool, ...]:
 def _sparse(fields: ConfigFields) -> tuple[bool, ...]:
     """Return whether each layer has experts: every `interleave_moe_layer_step`-th, or as listed."""
     layers, step = fields.integer("num_hidden_layers"), fields.integer("interleave_moe_layer_step")
-    stated = fields.value("moe_layers")
+    stated = fields.layer_numbers("moe_layers")
+    if step < 1:
+        raise fields.unfit("interleave_moe_layer_step", step, "an integer of at least 1")
     sparse = range(step - 1, layers, step) if stated is None else stated
     return tuple(layer in sparse for layer in range(layers))
 

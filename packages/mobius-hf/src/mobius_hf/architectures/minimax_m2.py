@@ -60,7 +60,7 @@ class MiniMaxM2(DecoderArchitecture):
             CheckpointConfigError: if `attn_type_list` has another type than 1, full attention.
         """
         kinds = fields.value("attn_type_list")
-        if kinds is not None and set(kinds) != {1}:
+        if kinds is not None and kinds != [1] * fields.integer("num_hidden_layers"):
             raise fields.unfit("attn_type_list", kinds, "1 for each layer")
         return super().windows(fields)
 

@@ -8,8 +8,12 @@ from typing import Any, ClassVar
 from mobius_components.query_temperature_config import QueryTemperatureConfig
 from mobius_hf.architectures.mistral import Mistral
 from mobius_hf.config import ConfigFields
-from mobius_hf.rope import read_rope
+from mobius_hf.rope import read_rope, rope_object
 from mobius_hf.windows import Windows
+
+_BETA = "llama_4_scaling_beta"
+TEMPERATURE_FIELDS = frozenset({_BETA, "max_position_embeddings"})
+"""Rotary parameters that are not the rotation's; the number of positions may be repeated there."""
 
 
 class Ministral3(Mistral):
@@ -26,21 +30,28 @@ class Ministral3(Mistral):
 
     def rotary(self, fields: ConfigFields, windows: Windows) -> dict[str, Any]:
         """Return the rotary embedding and how queries grow, which is stored with it."""
-        beta_field = "llama_4_scaling_beta"
-        # transformers lets the number of positions be repeated there.
-        own = frozenset({beta_field, "max_position_embeddings"})
-        rope = read_rope(fields, set(windows.layer_types), own)
-        parameters = fields.value("rope_parameters") or fields.value("rope_scaling")
-        beta = parameters.get(beta_field)
-        length = parameters.get("original_max_position_embeddings")
-        if beta is None or length is None:
-            needed = f"{beta_field} and original_max_position_embeddings"
-            raise fields.unfit("rope_parameters", parameters, needed)
+        rope = read_rope(fields, set(windows.layer_types), TEMPERATURE_FIELDS)
+        beta, length = read_temperature(fields)
         return {
             "rope_theta": rope.theta,
             "rope_scaling": rope.scaling,
             "query_temperature": QueryTemperatureConfig(beta=beta, length=length),
         }
+
+
+def read_temperature(fields: ConfigFields) -> tuple[float, int]:
+    """Return how fast queries grow, and the tokens until they do for the first time.
+
+    Raises:
+        CheckpointConfigError: if the rotary parameters lack one of them.
+    """
+    name, parameters = rope_object(fields)
+    beta = parameters.get(_BETA)
+    length = parameters.get("original_max_position_embeddings")
+    if beta is None or length is None:
+        needed = f"{_BETA} and original_max_position_embeddings"
+        raise fields.unfit(name, parameters, needed)
+    return beta, length
 
 
 ARCHITECTURE = Ministral3()

@@ -106,6 +106,8 @@ def _attention(fields: ConfigFields) -> Mapping[str, Any]:
     """
     attention = fields.value("attn_config") or {}
     stated = fields.raw.get("attn_config") or {}
+    if not isinstance(attention, Mapping) or not isinstance(stated, Mapping):
+        raise fields.unfit("attn_config", stated, "an object")
     for name, value in stated.items():
         if name in _ATTENTION and value != _ATTENTION[name]:
             raise fields.unfit(f"attn_config.{name}", value, repr(_ATTENTION[name]))

@@ -9,7 +9,7 @@ from mobius_components import MixtureConfig, RouterConfig
 from mobius_hf.architectures.base import DecoderArchitecture
 from mobius_hf.config import ConfigFields
 from mobius_hf.mixtures import MIXTRAL_RENAMES, TRAINING_FIELDS
-from mobius_hf.rope import read_rope
+from mobius_hf.rope import read_rope, rope_object
 from mobius_hf.stacks import GATED_STACKS
 from mobius_hf.windows import Windows, same_for_all
 
@@ -53,13 +53,13 @@ class PhiMoe(DecoderArchitecture):
         Raises:
             CheckpointConfigError: if the two are not equal.
         """
-        parameters = fields.value("rope_parameters") or fields.value("rope_scaling") or {}
+        name, parameters = rope_object(fields)
         rope = read_rope(fields, set(windows.layer_types), others=_MSCALES)
         scaling = rope.scaling
         if scaling is not None and scaling["rope_type"] == "longrope":
             short, long = (parameters.get(name) for name in _MSCALES)
             if short is None or short != long:
-                raise fields.unfit("rope_scaling", parameters, "short_mscale equal to long_mscale")
+                raise fields.unfit(name, parameters, "short_mscale equal to long_mscale")
             scaling = {**scaling, "attention_factor": float(short)}
         return {"rope_theta": rope.theta, "rope_scaling": scaling}
 

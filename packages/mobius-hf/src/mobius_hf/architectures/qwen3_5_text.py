@@ -38,7 +38,8 @@ class Qwen35Text(DecoderArchitecture):
         "linear_num_key_heads": 16,
         "linear_num_value_heads": 32,
     }
-    fixed: ClassVar[Mapping[str, object]] = {"attn_output_gate": True}
+    # The gate of linear attention is silu; Qwen 3.6's files say so.
+    fixed: ClassVar[Mapping[str, object]] = {"attn_output_gate": True, "output_gate_type": "swish"}
     # States are float32 in any case; further tokens at once are not predicted.
     irrelevant = frozenset(
         {
@@ -67,8 +68,10 @@ class Qwen35Text(DecoderArchitecture):
         """Return no window, and the type of each layer."""
         kinds = {"full_attention": FULL_ATTENTION, "linear_attention": GATED_DELTA}
         stated = read_layer_kinds(fields, kinds, "layer_types")
-        interval = fields.value("full_attention_interval")
+        interval = fields.optional_integer("full_attention_interval")
         if stated is None:
+            if interval is None or interval < 1:
+                raise fields.unfit("full_attention_interval", interval, "an integer of at least 1")
             layers = range(1, fields.integer("num_hidden_layers") + 1)
             stated = tuple(GATED_DELTA if n % interval else FULL_ATTENTION for n in layers)
         return Windows(None, stated)

@@ -51,9 +51,9 @@ class RecurrentGemma(DecoderArchitecture):
 
     def windows(self, fields: ConfigFields) -> Windows:
         """Return the window of attention, and the type of each layer."""
-        turns, layers = fields.value("block_types"), fields.integer("num_hidden_layers")
-        if not isinstance(turns, list | tuple) or not turns or not set(turns) <= _KINDS.keys():
-            raise fields.unfit("block_types", turns, f"a list of {' or '.join(_KINDS)}")
+        turns, layers = fields.words("block_types", _KINDS), fields.integer("num_hidden_layers")
+        if not turns:
+            raise fields.unfit("block_types", turns, f"at least one of {' or '.join(_KINDS)}")
         kinds = tuple(_KINDS[turns[n % len(turns)]] for n in range(layers))
         return Windows(fields.integer("attention_window_size"), kinds)
 
@@ -62,7 +62,7 @@ class RecurrentGemma(DecoderArchitecture):
         hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
         inner = fields.integer("intermediate_size")
         return super().arguments(fields) | {
-            "head_dim": fields.optional_integer("head_dim") or hidden // heads,
+            "head_dim": fields.integer_or("head_dim", hidden // heads),
             "intermediate_size": inner // 2,
             "mlp_bias": True,
             "attention_bias": fields.flag("attention_bias"),
@@ -70,7 +70,7 @@ class RecurrentGemma(DecoderArchitecture):
             "embedding_multiplier": _in_bfloat16(hidden**0.5),
             "final_logit_softcapping": fields.number("logits_soft_cap"),
             "rg_lru": RgLruConfig(
-                width=fields.optional_integer("lru_width") or hidden,
+                width=fields.integer_or("lru_width", hidden),
                 blocks=heads,
                 conv_taps=fields.integer("conv1d_width"),
                 activation=fields.text("hidden_activation"),

@@ -130,7 +130,10 @@ class Zamba2(DecoderArchitecture):
         hidden = fields.integer("hidden_size")
         heads = fields.integer("num_attention_heads")
         size = 2 * hidden // heads
-        kv_heads = fields.optional_integer("num_key_value_heads") or heads
+        if size < 2:
+            needed = f"at least num_attention_heads, which is {heads}"
+            raise fields.unfit("hidden_size", hidden, needed)
+        kv_heads = fields.integer_or("num_key_value_heads", heads)
         adapters = fields.flag("use_shared_attention_adapter")
         if adapters and kv_heads != heads:
             needed = f"num_attention_heads, {heads}, with use_shared_attention_adapter"
@@ -141,7 +144,7 @@ class Zamba2(DecoderArchitecture):
         return {
             "vocab_size": fields.integer("vocab_size"),
             "hidden_size": hidden,
-            "intermediate_size": fields.optional_integer("intermediate_size") or 4 * hidden,
+            "intermediate_size": fields.integer_or("intermediate_size", 4 * hidden),
             "num_hidden_layers": fields.integer("num_hidden_layers"),
             "num_attention_heads": heads,
             "num_key_value_heads": kv_heads,
@@ -167,6 +170,8 @@ class Zamba2(DecoderArchitecture):
 def _mamba2(fields: ConfigFields) -> Mamba2Config:
     heads, bias = fields.integer("n_mamba_heads"), fields.flag("add_bias_linear")
     channels = int(fields.number("mamba_expand") * fields.integer("hidden_size"))
+    if heads < 1:
+        raise fields.unfit("n_mamba_heads", heads, "an integer of at least 1")
     return Mamba2Config(
         heads=heads,
         head_size=channels // heads,

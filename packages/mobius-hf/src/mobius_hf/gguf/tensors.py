@@ -137,14 +137,26 @@ def _open(path: Path) -> tuple[GgufHeader, mmap.mmap]:
     return read_header(mapping, path), mapping
 
 
-def _parts(path: Path, count: int) -> list[Path]:
-    match = _PART.fullmatch(path.name)
+def parts_of(name: str) -> list[str]:
+    """Return the names of all parts of the model that the part `name` is of; itself if it is none.
+
+    Args:
+        name: As in `model-00001-of-00003.gguf`, with a folder in front or not.
+    """
+    match = _PART.fullmatch(name)
     if match is None:
+        return [name]
+    count = int(match[4])
+    return [f"{match[1]}{part:05}{match[3]}{match[4]}{match[5]}" for part in range(1, count + 1)]
+
+
+def _parts(path: Path, count: int) -> list[Path]:
+    names = parts_of(path.name)
+    if len(names) != count:
         raise CheckpointError(
             f"{path} is one of {count} parts, but its name does not end in "
             f"-00001-of-{count:05}.gguf as the names of parts do. Give the parts their names back."
         )
-    names = [f"{match[1]}{part:05}{match[3]}{count:05}{match[5]}" for part in range(1, count + 1)]
     parts = [path.with_name(name) for name in names]
     missing = [part.name for part in parts if not part.is_file()]
     if missing:

@@ -12,32 +12,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from mobius_hf.gguf.splits import COMPOSED, SPLITS, WHOLE_TOKENS
+
 _PREFIX = "tokenizer.ggml."
 _UNKNOWN, _CONTROL, _USER_DEFINED = 2, 3, 4
 _SPACE = "\u2581"
 _logger = logging.getLogger(__name__)
-
-# How llama.cpp splits a text before it merges, by `tokenizer.ggml.pre`: one or more expressions,
-# each of which isolates its matches. Source: llama.cpp, `src/llama-vocab.cpp`.
-_GPT2 = (r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",)
-_DIGITS = (r"\p{N}", *_GPT2)
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_LLAMA3 = (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}",)
-_QWEN2 = (rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}",)
-_SPLITS: Mapping[str, Sequence[str]] = {
-    **dict.fromkeys(("gpt-2", "olmo", "mpt", "jais", "phi-2"), _GPT2),
-    **dict.fromkeys(
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
-        _DIGITS,
-    ),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3", "smaug-bpe", "dbrx"), _LLAMA3),
-    **dict.fromkeys(("qwen2", "stablelm2"), _QWEN2),
-}
-# HuggingFace's tokenizer composes characters first, which llama.cpp leaves to whoever calls it.
-_COMPOSED = frozenset({"qwen2"})
-# A token that is in the vocabulary is one, whatever the merges would make of its letters.
-_WHOLE_TOKENS = frozenset({"llama-bpe", "llama3", "llama-v3"})
 
 Make = Callable[[], str]
 
@@ -73,8 +53,8 @@ def _refusal(metadata: Mapping[str, Any]) -> str | None:
         return None if f"{_PREFIX}scores" in metadata else "its vocabulary has no scores"
     if model != "gpt2":
         return f"{_PREFIX}model is {model!r}; written are 'gpt2' and 'llama'"
-    if pre not in _SPLITS:
-        return f"{_PREFIX}pre is {pre!r}; written are {', '.join(sorted(_SPLITS))}"
+    if pre not in SPLITS:
+        return f"{_PREFIX}pre is {pre!r}; written are {', '.join(sorted(SPLITS))}"
     return None if f"{_PREFIX}merges" in metadata else "its vocabulary has no merges"
 
 
@@ -101,15 +81,15 @@ def _byte_level(own: Mapping[str, Any]) -> Any:
 
     pre = own["pre"]
     merges = [tuple(merge.split(" ", 1)) for merge in own["merges"]]
-    model = models.BPE(_ids(own), merges, fuse_unk=False, ignore_merges=pre in _WHOLE_TOKENS)
+    model = models.BPE(_ids(own), merges, fuse_unk=False, ignore_merges=pre in WHOLE_TOKENS)
     tokenizer = Tokenizer(model)
-    if pre in _COMPOSED:
+    if pre in COMPOSED:
         tokenizer.normalizer = normalizers.NFC()
-    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in _SPLITS[pre]]
+    splits = [pre_tokenizers.Split(Regex(each), "isolated") for each in SPLITS[pre]]
     bytes_to_letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*splits, bytes_to_letters])
     tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.post_processor = _begin(own, default=False)
+    tokenizer.post_processor = _begin(own, default=pre in WHOLE_TOKENS)
     return tokenizer
 
 

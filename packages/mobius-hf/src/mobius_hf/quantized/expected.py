@@ -22,7 +22,7 @@ __all__ = ["ExpectedQuantization", "expected_quantization"]
 
 @dataclasses.dataclass(frozen=True)
 class ExpectedQuantization:
-    """Quantizes products of layers as a configuration says.
+    """Quantizes products and experts of layers as a configuration says.
 
     Attributes:
         bits: Width of an integer.
@@ -40,7 +40,7 @@ class ExpectedQuantization:
 
     def choose(self, use: WeightUse) -> BlockFormat | None:
         """Return the format of a weight; `None` where it stays floats."""
-        if use.kind is not UseKind.PRODUCT:
+        if use.kind not in (UseKind.PRODUCT, UseKind.EXPERTS):
             return None
         if any(_is_left_out(name, self.left_out) for name in use.names):
             return None

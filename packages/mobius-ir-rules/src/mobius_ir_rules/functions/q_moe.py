@@ -24,7 +24,7 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import OpBuilder
 
-from mobius_ir_rules.functions.blockwise import SUPPORTED_BITS, dequantize
+from mobius_ir_rules.functions.blockwise import SUPPORTED_BITS, dequantize, dequantize_stack
 from mobius_ir_rules.functions.calls import (
     CallBody,
     given_inputs,
@@ -187,24 +187,13 @@ def _tile_weights(
     zero_points = inputs.get(f"{layer}_zero_points")
     if zero_points is not None:
         zero_points = op.Gather(zero_points, expert)
-    last = op.Constant(value_ints=[-1])
-    if not form.block_size:
-        # One block a row. Zero points are packed along the rows: rows become the blocks.
-        scales = op.Unsqueeze(scales, op.Constant(value_ints=[1]))
-        packed = op.Unsqueeze(packed, op.Constant(value_ints=[1]))
-        if zero_points is not None:
-            zero_points = op.Unsqueeze(zero_points, op.Constant(value_ints=[1]))
-    else:
-        shape = op.Concat(op.Shape(scales), last, axis=0)
-        packed = op.Reshape(packed, shape)
-    blocks = dequantize(
-        op,
-        packed,
-        scales,
-        zero_points,
-        form.bits[_LAYERS.index(layer)],
-        packed_zero_points=True,
-    )
-    if not form.block_size:
-        return op.Squeeze(blocks, op.Constant(value_ints=[1]))
-    return op.Reshape(blocks, op.Constant(value_ints=[0, 0, -1]))
+    bits = form.bits[_LAYERS.index(layer)]
+    if form.block_size:
+        return dequantize_stack(op, packed, scales, zero_points, bits)
+    # One block a row. Zero points are packed along the rows: rows become the blocks.
+    axis = op.Constant(value_ints=[1])
+    scales, packed = op.Unsqueeze(scales, axis), op.Unsqueeze(packed, axis)
+    if zero_points is not None:
+        zero_points = op.Unsqueeze(zero_points, axis)
+    blocks = dequantize(op, packed, scales, zero_points, bits, packed_zero_points=True)
+    return op.Squeeze(blocks, axis)

@@ -1,4 +1,4 @@
-"""`each_token`: a recurrence over tokens as one `Loop` that carries its state."""
+"""`each_part`: a recurrence over tokens, or chunks, as one `Loop` that carries its state."""
 
 from __future__ import annotations
 
@@ -8,50 +8,85 @@ from typing import Any
 import onnx_ir as ir
 from onnxscript import OpBuilder
 
-Step = Callable[[OpBuilder, Mapping[str, Any], Any], tuple[Any, Any]]
-"""Builder, what a token brings, the state before -> the state after, and the token's output."""
+Step = Callable[[OpBuilder, Mapping[str, Any], Any], tuple[Any, ...]]
+"""Builder, what a part brings, the state before -> the state after, and the part's outputs."""
 
 
-def each_token(
-    op: OpBuilder, tokens: Mapping[str, Any], state: Any, step: Step, *, rank: int
+def each_part(
+    op: OpBuilder,
+    parts: Mapping[str, Any],
+    state: Any,
+    step: Step,
+    *,
+    rank: int,
+    name: str = "token",
 ) -> tuple[Any, Any]:
-    """Return the state after all tokens, and their outputs, `[T, ...]`.
+    """Return the state after all parts, and their outputs, `[parts, ...]`.
 
     Args:
         op: Builder.
-        tokens: What tokens bring, by name, `[T, ...]` each.
-        state: The state before the first token, float32, of as many axes as an output.
-        step: What a token does.
-        rank: Axes of the state, and of one token's output.
+        parts: What parts bring, by name, `[parts, ...]` each.
+        state: The state before the first part, float32, of as many axes as an output.
+        step: What a part does; it has one output.
+        rank: Axes of the state, and of one part's output.
+        name: What a part is.
+    """
+    first = next(iter(parts.values()))
+    count = op.Squeeze(op.Shape(first, start=0, end=1))
+    last, stacked = loop(op, count, parts, state, step, rank=rank, name=name, outputs=1)
+    return last, stacked
+
+
+def loop(
+    op: OpBuilder,
+    count: Any,
+    parts: Mapping[str, Any],
+    state: Any,
+    step: Step,
+    *,
+    rank: int,
+    name: str,
+    outputs: int = 0,
+) -> tuple[Any, ...]:
+    """Return the state after `count` parts, and their outputs, `[parts, ...]`.
+
+    Args:
+        op: Builder.
+        count: How many of the parts there are, an int64 scalar.
+        parts: What parts bring, by name, `[at least count, ...]` each.
+        state: The state before the first part, float32.
+        step: What a part does.
+        rank: Axes of the state, and of each output of one part.
+        name: What a part is.
+        outputs: How many outputs a part has.
     """
     scalar = ir.Shape([])
-    index = ir.Value(name="token", type=ir.TensorType(ir.DataType.INT64), shape=scalar)
-    going = ir.Value(name="going", type=ir.TensorType(ir.DataType.BOOL), shape=scalar)
-    carried = ir.Value(
-        name="state", type=ir.TensorType(ir.DataType.FLOAT), shape=ir.Shape([None] * rank)
-    )
+    index = ir.Value(name=name, type=ir.TensorType(ir.DataType.INT64), shape=scalar)
+    going = ir.Value(name=f"{name}_going", type=ir.TensorType(ir.DataType.BOOL), shape=scalar)
+    carried = _floats(f"{name}_state", rank)
 
-    def body(inner: OpBuilder, token: Any, keep_going: Any, before: Any) -> Any:
-        here = {name: inner.Gather(value, token, axis=0) for name, value in tokens.items()}
-        after, output = step(inner, here, before)
-        return inner.Identity(keep_going), after, output
+    def body(inner: OpBuilder, part: Any, keep_going: Any, before: Any) -> Any:
+        here = {key: inner.Gather(value, part, axis=0) for key, value in parts.items()}
+        return inner.Identity(keep_going), *step(inner, here, before)
 
-    outputs = [
-        ir.Value(name=name, type=ir.TensorType(dtype), shape=ir.Shape([None] * axes))
-        for name, dtype, axes in (
-            ("still_going", ir.DataType.BOOL, 0),
-            ("next_state", ir.DataType.FLOAT, rank),
-            ("output", ir.DataType.FLOAT, rank),
-        )
+    results = [
+        ir.Value(name=f"{name}_goes_on", type=ir.TensorType(ir.DataType.BOOL), shape=scalar),
+        _floats(f"{name}_next", rank),
+        *(_floats(f"{name}_output_{number}", rank) for number in range(outputs)),
     ]
-    graph = op.builder.subgraph(body, [index, going, carried], outputs, name="each_token")
-    first = next(iter(tokens.values()))
-    count = op.Squeeze(op.Shape(first, start=0, end=1))
-    last, stacked = op.Loop(
-        count, op.Constant(value=ir.tensor(True)), state, body=graph, _outputs=2
+    graph = op.builder.subgraph(body, [index, going, carried], results, name=f"each_{name}")
+    found = op.Loop(
+        count, op.Constant(value=ir.tensor(True)), state, body=graph, _outputs=1 + outputs
     )
-    last.type = stacked.type = ir.TensorType(ir.DataType.FLOAT)
-    return last, stacked
+    values = tuple(found) if outputs else (found,)
+    for value in values:
+        value.type = ir.TensorType(ir.DataType.FLOAT)
+    return values
+
+
+def _floats(name: str, rank: int) -> ir.Value:
+    shape = ir.Shape([None] * rank)
+    return ir.Value(name=name, type=ir.TensorType(ir.DataType.FLOAT), shape=shape)
 
 
 def unstacked(op: OpBuilder, stacked: Any, like: Any, axes: int) -> Any:
@@ -61,7 +96,7 @@ def unstacked(op: OpBuilder, stacked: Any, like: Any, axes: int) -> Any:
 
     Args:
         op: Builder.
-        stacked: Outputs of all tokens.
+        stacked: Outputs of all parts.
         like: A value whose first `axes` axes are those of the outputs.
         axes: How many.
     """

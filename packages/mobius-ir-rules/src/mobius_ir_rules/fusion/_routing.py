@@ -4,7 +4,7 @@ MoE chooses by logits and makes shares of them itself: the softmax of all of the
 chosen part or not. Where that is what the graph computes, it gets the graph's logits. Any other
 routing is written as logits whose softmax it is: the logarithm of the shares at the experts chosen,
 a number far below at all others. What is lost thereby, the sum of the shares, multiplies the
-output.
+output. `QMoE` takes shares beside what it chooses by, so it gets them as they are, scattered.
 """
 
 from __future__ import annotations
@@ -104,6 +104,28 @@ def make_logits(
     log = make(op, "Log", [make(op, "Max", [part, least], matrix)], matrix)
     if dtype != wide:
         log = make(op, "Cast", [log], (dtype, [tokens, k]), attributes={"to": dtype})
+    return _scatter(op, _FAR_BELOW, chosen, log, experts, dtype)
+
+
+def make_scattered(
+    op: RewriterContext, chosen: ir.Value, share: ir.Value, experts: int, dtype: ir.DataType
+) -> ir.Value:
+    """Make the shares of all experts, `[tokens, experts]`: those of the others are zero."""
+    if share.dtype != dtype:
+        share = make(op, "Cast", [share], (dtype, share.shape), attributes={"to": dtype})
+    return _scatter(op, 0.0, chosen, share, experts, dtype)
+
+
+def _scatter(
+    op: RewriterContext,
+    fill: float,
+    chosen: ir.Value,
+    numbers: ir.Value,
+    experts: int,
+    dtype: ir.DataType,
+) -> ir.Value:
+    """Make a matrix `[tokens, experts]` of `fill`, with `numbers` at the experts chosen."""
+    tokens = chosen.shape[0] if chosen.shape is not None else None
     rows = make(op, "Shape", [chosen], (ir.DataType.INT64, [1]), attributes={"start": 0, "end": 1})
     shape = make(
         op,
@@ -113,8 +135,8 @@ def make_logits(
         attributes={"axis": 0},
     )
     full = dtype, [tokens, experts]
-    below = make(op, "Expand", [_constant(op, _FAR_BELOW, dtype), shape], full)
-    return make(op, "ScatterElements", [below, chosen, log], full, attributes={"axis": 1})
+    filled = make(op, "Expand", [_constant(op, fill, dtype), shape], full)
+    return make(op, "ScatterElements", [filled, chosen, numbers], full, attributes={"axis": 1})
 
 
 def _constant(op: RewriterContext, number: float, dtype: ir.DataType) -> ir.Value:

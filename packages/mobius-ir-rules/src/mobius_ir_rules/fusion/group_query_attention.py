@@ -39,14 +39,14 @@ rows = Shape <start = 0, end = 1> (attention_mask)
 seqlens_k = Cast <to = INT32> (Expand (Shape <start = 1, end = 2> (attention_mask) - 1, rows))
 bias = Where (mask, 0, lowest)
 y, present_key, present_value =
-    com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2>
+    com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2, do_rotary = 0>
         (q, k, value, past_key, past_value, seqlens_k, total, , , , bias)
 ```
 
 That is right whatever the padding, since every row is full and the bias hides what a query may not
 see. The rule takes this form where it has to: for `padding_side="left"`, for a chunked mask, for a
-window that the target's kernel gets wrong, and where somebody else sees the cache. A target whose
-kernel takes no `attention_bias` is refused there.
+window that the target's kernel gets wrong, for a kernel that does not read `seqlens_k`, and where
+somebody else sees the cache. A target whose kernel takes no `attention_bias` is refused there.
 
 `mobius.attention::SinkAttention` becomes the operator with `head_sink`.
 """
@@ -83,6 +83,7 @@ from mobius_ir_rules.values import (
 
 ATTENTION_BIAS = "attention_bias"
 HEAD_SINK = "head_sink"
+SEQLENS_K = "seqlens_k"
 PADDING_SIDES = ("left", "right")
 
 
@@ -99,7 +100,8 @@ def group_query_attention_rules(
         refuse_attributes: Attributes and optional inputs of `GroupQueryAttention` that the target's
             kernel gets wrong (WebGPU's ignores `softcap`, CUDA's takes no `attention_bias`). An
             `Attention` that would need one is refused; for one of the rotary attributes,
-            `RotaryEmbedding` stays outside instead.
+            `RotaryEmbedding` stays outside instead, and for `seqlens_k`, which MLX's does not read,
+            the mask becomes a bias.
         explicit_scale: Whether to write the default scale, 1/sqrt(head size), into the attribute:
             for a target that has no default (TensorRT-RTX).
         explicit_positions: Whether an operator with rotary inside also gets the position ids that
@@ -188,6 +190,8 @@ class GQAFusion(Rule):
             attributes |= _rotary_attributes(rotary)
         self._require_right(node, attributes)
         self._require_sink(node, sink)
+        if bias is not None:
+            attributes["do_rotary"] = 0  # the default, which MLX's plugin 0.31 takes to be 1
         absorbed = rotary.nodes if rotary else ()
         if bias is None:
             absorbed = (*absorbed, mask.node)
@@ -259,6 +263,14 @@ class GQAFusion(Rule):
                 f"GroupQueryAttention for {describe_node(node)} would need attention_bias, which "
                 "the target's kernel does not take, because lengths cannot say that rows are "
                 "padded on the left.",
+                node,
+                inherent=True,
+            )
+        if SEQLENS_K in self._refused:
+            refuse(
+                f"GroupQueryAttention for {describe_node(node)} would need attention_bias, which "
+                "the target's kernel does not take, because it does not read the lengths of rows "
+                "either.",
                 node,
                 inherent=True,
             )

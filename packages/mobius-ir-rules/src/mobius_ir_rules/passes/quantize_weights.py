@@ -1,10 +1,11 @@
-"""`QuantizeWeights`: products with float weights -> `MatMulNBits`, lookups too.
+"""`QuantizeWeights`: products with float weights -> `MatMulNBits`; lookups and experts too.
 
 **Before**
 
 ```
 h = Gather (embed, ids)
 y = MatMul (x, w)                                       # w [K, N]; or transposed, or FusedMatMul
+z = mobius.moe.RoutedExperts (y, chosen, share, fc1, fc2)
 ```
 
 **After**
@@ -12,6 +13,8 @@ y = MatMul (x, w)                                       # w [K, N]; or transpose
 ```
 h = com.microsoft.GatherBlockQuantized <block_size = 32, ...> (embed_q, ids, embed_scales)
 y = com.microsoft.MatMulNBits <K, N, bits = 4, block_size = 32> (x, w_q, w_scales)
+z = mobius.moe.RoutedExperts <fc1_bits = 4, fc1_block_size = 32, ...> (
+    y, chosen, share, fc1_q, fc2_q, "", "", fc1_scales, fc2_scales)
 ```
 
 An asymmetric format adds zero points. The new initializers are computed while they are read, from
@@ -29,6 +32,7 @@ import onnx_ir as ir
 
 from mobius_ir_rules.block_quantization import BlockFormat
 from mobius_ir_rules.expressions import Expression, Reshape
+from mobius_ir_rules.functions.routed_experts import INPUTS, ROUTED_EXPERTS
 from mobius_ir_rules.lazy import DerivedTensor
 from mobius_ir_rules.match_log import Refusal
 from mobius_ir_rules.passes.graphs import unique_name, value_names
@@ -46,6 +50,8 @@ from mobius_ir_rules.values import MICROSOFT, describe_node, node_name
 __all__ = ["Choose", "QuantizeResult", "QuantizeWeights", "UseKind", "WeightUse"]
 
 _TABLE = UseKind.TABLE
+# What must be a whole number of blocks, and what reports call it.
+_WHOLE_BLOCKS = {UseKind.TABLE: "table", UseKind.EXPERTS: "weight of experts"}
 
 Choose = Callable[[WeightUse], BlockFormat | str | None]
 """Says how a weight is quantized for a use, or, in a full sentence, why it is not.
@@ -59,8 +65,8 @@ class QuantizeResult(ir.passes.PassResult):
     """Result of `QuantizeWeights`.
 
     Attributes:
-        applications: Number of nodes that read a quantized weight now.
-        refusals: The nodes that stayed, in graph order.
+        applications: Number of uses of a weight that read integers now.
+        refusals: The uses that stayed, in graph order.
     """
 
     applications: int = 0
@@ -68,13 +74,14 @@ class QuantizeResult(ir.passes.PassResult):
 
 
 class QuantizeWeights(ir.passes.InPlacePass):
-    """Quantizes the weights of products and, where that is asked for, of lookups.
+    """Quantizes the weights of products and experts and, where that is asked for, of lookups.
 
     Run `FoldWeights` before, so that packed and transposed weights are initializers.
 
     Left alone, and reported, is what `choose` turns down; a product that transposes or scales its
     other operand; a weight that is an input of the graph, is no matrix of floats, or is read by a
-    node of another kind too, because it would be stored twice. A table that is looked up as floats
+    node of another kind too, because it would be stored twice; a table, or a weight of experts,
+    whose rows are no whole number of blocks. A table that is looked up as floats
     is no such reader: a tied head gets integers of its own beside it.
     """
 
@@ -91,58 +98,62 @@ class QuantizeWeights(ir.passes.InPlacePass):
 
     def call(self, model: ir.Model) -> QuantizeResult:
         """Run the pass."""
-        refused: dict[ir.Node, str] = {}
+        refused: dict[Use, str] = {}
         uses: dict[ir.Value, list[Use]] = collections.defaultdict(list)
-        order: list[ir.Node] = []
+        order: list[Use | tuple[ir.Node, str]] = []
         for found in find_uses(model):
+            order.append(found)
             if isinstance(found, Use):
                 uses[found.weight].append(found)
-                order.append(found.node)
-            else:
-                node, reason = found
-                refused[node] = reason
-                order.append(node)
         maker = _Maker(model, self._accuracy_level)
         for weight, group in uses.items():
             forms = self._decide(weight, group, refused)
             for use in group:
-                if use.node in forms:
-                    maker.replace(use, forms[use.node])
+                if use in forms:
+                    maker.replace(use, forms[use])
         maker.drop_unused(uses)
+        if maker.changed_experts:
+            # A body that the model has is that of calls with floats; `FUNCTIONS` makes others.
+            model.functions.pop((*ROUTED_EXPERTS, ""), None)
         if maker.count:
             model.graph.opset_imports.setdefault(MICROSOFT, 1)
-        refusals = tuple(_refusal(node, refused[node]) for node in order if node in refused)
-        return QuantizeResult(model, maker.count > 0, maker.count, refusals)
+        stayed = [
+            _refusal(each.node, refused[each]) if isinstance(each, Use) else _refusal(*each)
+            for each in order
+            if not isinstance(each, Use) or each in refused
+        ]
+        return QuantizeResult(model, maker.count > 0, maker.count, tuple(stayed))
 
     def _decide(
-        self, weight: ir.Value, group: list[Use], refused: dict[ir.Node, str]
-    ) -> Mapping[ir.Node, BlockFormat]:
-        """Return the format for each node that may change; put the others into `refused`."""
+        self, weight: ir.Value, group: list[Use], refused: dict[Use, str]
+    ) -> Mapping[Use, BlockFormat]:
+        """Return the format for each use that may change; put the others into `refused`."""
         other = _other_reader(weight, {use.node for use in group})
-        forms: dict[ir.Node, BlockFormat] = {}
+        forms: dict[Use, BlockFormat] = {}
         for use in group:
             chosen = self._choose(use.describe())
             if chosen is None:
                 continue
             if isinstance(chosen, str):
-                refused[use.node] = chosen
+                refused[use] = chosen
             elif other is not None:
-                refused[use.node] = (
+                refused[use] = (
                     f"The weight '{weight.name}' of {describe_node(use.node)} is read by "
-                    f"{describe_node(other)} too; products and lookups alone are needed, because "
-                    "it would be stored twice."
+                    f"{describe_node(other)} too; products, lookups and experts alone are needed, "
+                    "because it would be stored twice."
                 )
-            elif use.kind is _TABLE and use.describe().columns % chosen.block_size:
-                refused[use.node] = (
-                    f"The rows of the table '{weight.name}' have {use.describe().columns} numbers; "
-                    f"a multiple of the block size, {chosen.block_size}, is needed."
+            elif use.kind in _WHOLE_BLOCKS and use.describe().columns % chosen.block_size:
+                refused[use] = (
+                    f"The rows of the {_WHOLE_BLOCKS[use.kind]} '{weight.name}' have "
+                    f"{use.describe().columns} numbers; a multiple of the block size, "
+                    f"{chosen.block_size}, is needed."
                 )
             else:
-                forms[use.node] = chosen
-        floats = [use.node for use in group if use.node in refused and use.kind is not _TABLE]
+                forms[use] = chosen
+        floats = [use.node for use in group if use in refused and use.kind is not _TABLE]
         for use in group if floats else ():
-            if use.kind is _TABLE and forms.pop(use.node, None) is not None:
-                refused[use.node] = (
+            if use.kind is _TABLE and forms.pop(use, None) is not None:
+                refused[use] = (
                     f"The table '{weight.name}' is the weight of {describe_node(floats[0])} too, "
                     "which stays as it is; a table whose other readers are quantized is needed, "
                     "because it would be stored twice."
@@ -159,13 +170,18 @@ class _Maker:
         self._weights: dict[tuple[ir.Value, bool, BlockFormat], QuantizedWeight] = {}
         self._values: dict[tuple[Expression, str], ir.Value] = {}
         self.count = 0
+        self.changed_experts = False
 
     def replace(self, use: Use, form: BlockFormat) -> None:
-        """Put the node that reads quantized weights in the place of the use's."""
+        """Let the use's node, or one in its place, read integers."""
         key = (use.weight, use.turned, form)
         if key not in self._weights:
             rows = expression_of_rows(use.weight, turned=use.turned)
             self._weights[key] = quantize_weight(rows, form)
+        self.count += 1
+        if use.kind is UseKind.EXPERTS:
+            self._change_experts(use, self._weights[key])
+            return
         make = self._gather if use.kind is _TABLE else self._product
         old = use.node
         new = make(use, self._weights[key])
@@ -173,7 +189,6 @@ class _Maker:
         ir.convenience.replace_nodes_and_values(
             old.graph, old, [old], [new], old.outputs, new.outputs
         )
-        self.count += 1
 
     def drop_unused(self, weights: Mapping[ir.Value, object]) -> None:
         """Take weights out of their graphs that nothing reads any more, their transposes too."""
@@ -223,6 +238,26 @@ class _Maker:
         if weight.zero_points is not None:
             inputs.append(self._initializer(use, weight.zero_points, "rows.zero_points"))
         return _node("GatherBlockQuantized", inputs, attributes, use.node)
+
+    def _change_experts(self, use: Use, weight: QuantizedWeight) -> None:
+        """Give the node the integers of one of its layers; the other is a use of its own."""
+        self.changed_experts = True
+        node, layer, form = use.node, use.layer, weight.form
+        assert use.weight.shape is not None
+        stack = use.weight.shape.numpy()[:2]  # experts, rows
+        parts = {
+            layer: (weight.packed, weight.k * form.bits // 8, "qweight"),
+            f"{layer}_scales": (weight.scales, form.blocks(weight.k), "scales"),
+        }
+        if weight.zero_points is not None:
+            size = form.zero_point_bytes(weight.k)
+            parts[f"{layer}_zero_points"] = (weight.zero_points, size, "zero_points")
+        node.resize_inputs(max(len(node.inputs), *(INPUTS.index(name) + 1 for name in parts)))
+        for name, (expression, size, suffix) in parts.items():
+            value = self._initializer(use, Reshape(expression, (*stack, size)), suffix)
+            node.replace_input_with(INPUTS.index(name), value)
+        node.attributes.add(ir.AttrInt64(f"{layer}_bits", form.bits))
+        node.attributes.add(ir.AttrInt64(f"{layer}_block_size", form.block_size))
 
     def _initializer(self, use: Use, expression: Expression, suffix: str) -> ir.Value:
         """Return the initializer of an expression, a new one where there is none yet."""

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterator
+import functools
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import onnx_ir as ir
 
-from mobius_ir_rules.expressions import Cast, Concat, Expression, Transpose
+from mobius_ir_rules.expressions import Cast, Concat, Expression, Reshape, Transpose
+from mobius_ir_rules.functions.routed_experts import INPUTS, LAYERS, ROUTED_EXPERTS
 from mobius_ir_rules.lazy import DerivedTensor, expression_of
 from mobius_ir_rules.passes.graphs import scopes
 from mobius_ir_rules.rule import RefusedError, refuse
@@ -32,6 +35,7 @@ __all__ = ["Use", "UseKind", "WeightUse", "expression_of_rows", "find_uses"]
 
 _PRODUCTS = (("", "MatMul"), (MICROSOFT, "FusedMatMul"))
 _FLOATS = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
+_MATRIX, _STACK = 2, 3  # ranks
 _NORMS = frozenset(
     {
         "LayerNormalization",
@@ -56,6 +60,8 @@ class UseKind(enum.StrEnum):
     """A product whose result chooses experts."""
     TABLE = "table"
     """Looked up; the rows are what the layers start from."""
+    EXPERTS = "experts"
+    """Matrices, one for each expert of a mixture."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +71,7 @@ class WeightUse:
     Attributes:
         names: The checkpoint weights that the weight is made of.
         kind: What it is to the model.
-        rows: Number of rows, `N`: outputs of a product, entries of a table.
+        rows: Number of rows, `N`: outputs of a product, entries of a table, outputs of all experts.
         columns: Length of a row, `K`.
     """
 
@@ -84,12 +90,14 @@ class Use:
         weight: The initializer.
         turned: The rows are the initializer's columns.
         kind: What the weight is to the model.
+        layer: Of the weight of experts, which of the node's it is: `"fc1"` or `"fc2"`.
     """
 
     node: ir.Node
     weight: ir.Value
     turned: bool
     kind: UseKind
+    layer: str = ""
 
     def describe(self) -> WeightUse:
         """Return what whoever decides need know."""
@@ -106,19 +114,22 @@ def find_uses(model: ir.Model) -> Iterator[Use | tuple[ir.Node, str]]:
     """
     for graph in scopes(model):
         for node in graph:
-            try:
-                use = _use(node)
-            except RefusedError as error:
-                yield node, error.reason
-                continue
-            if use is not None:
-                yield use
+            for find in _finders(node):
+                try:
+                    use = find(node)
+                except RefusedError as error:
+                    yield node, error.reason
+                    continue
+                if use is not None:
+                    yield use
 
 
 def expression_of_rows(weight: ir.Value, *, turned: bool) -> Expression:
-    """Return the rows `[N, K]` of a weight that is known to be a matrix."""
+    """Return the rows `[N, K]` of a weight that is known to be a matrix, or a stack of them."""
     expression = expression_of(weight)
     assert expression is not None  # its type and shape are known
+    if len(expression.shape) > _MATRIX:
+        return Reshape(expression, (math.prod(expression.shape[:-1]), expression.shape[-1]))
     return _transposed(expression) if turned else expression
 
 
@@ -133,19 +144,39 @@ def _transposed(expression: Expression) -> Expression:
     return Transpose(expression, (1, 0))
 
 
-def _use(node: ir.Node) -> Use | None:
+def _finders(node: ir.Node) -> Sequence[Callable[[ir.Node], Use | None]]:
     operator = (node.domain, node.op_type)
     if operator in _PRODUCTS:
-        return _product(node)
+        return (_product,)
     if operator == ("", "Gather"):
-        return _lookup(node)
-    if node.domain and any(_is_stack(value) for value in node.inputs):
-        refuse("The weights of several experts are in one tensor; matrices are needed.", node)
-    return None
+        return (_lookup,)
+    if operator == ROUTED_EXPERTS:
+        return [functools.partial(_experts, layer=layer) for layer in LAYERS]
+    return (_other_stack,) if node.domain else ()
 
 
-def _is_stack(value: ir.Value | None) -> bool:
-    return value is not None and is_weight(value) and rank(value) == 3 and value.dtype in _FLOATS
+def _experts(node: ir.Node, layer: str) -> Use | None:
+    weight = input_at(node, INPUTS.index(layer))
+    if weight is None or input_at(node, INPUTS.index(f"{layer}_scales")) is not None:
+        return None  # integers already
+    static = weight.shape is not None and weight.shape.is_static()
+    if not (is_weight(weight) and static and rank(weight) == _STACK and weight.dtype in _FLOATS):
+        refuse(
+            f"The weight '{layer}' of {describe_node(node)}, {describe_value(weight)}, is "
+            f"{weight.dtype} {weight.shape}; a constant of FLOAT, FLOAT16 or BFLOAT16 with a "
+            "matrix for each expert is needed.",
+            node,
+        )
+    return Use(node, weight, turned=False, kind=UseKind.EXPERTS, layer=layer)
+
+
+def _other_stack(node: ir.Node) -> None:
+    """Refuse an operator of another domain with stacked weights."""
+    for value in node.inputs:
+        if value is None or not is_weight(value):
+            continue
+        if rank(value) == _STACK and value.dtype in _FLOATS:
+            refuse("The weights of several experts are in one tensor; matrices are needed.", node)
 
 
 def _product(node: ir.Node) -> Use | None:
