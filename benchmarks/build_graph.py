@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 import onnx_ir as ir
-from machine import describe
+from machine import describe, environment
 
 import mobius
 from mobius import ArchitectureConfig, tasks
@@ -102,9 +102,11 @@ def measure(work: Callable[[], object], repeat: int) -> dict[str, float]:
 def measure_import(statement: str, repeat: int) -> dict[str, float]:
     """Run a statement in new interpreters and return seconds, their start included."""
     wall, cpu = [], []
+    command = [sys.executable, "-c", statement]
+    subprocess.run(command, env=environment(), check=True)  # compiles
     for _ in range(repeat):
         before, start = _children(), time.perf_counter()
-        subprocess.run([sys.executable, "-c", statement], check=True)
+        subprocess.run(command, env=environment(), check=True)
         wall.append(time.perf_counter() - start)
         cpu.append(_children() - before)
     return _summary(wall, cpu)

@@ -47,9 +47,12 @@ def read_manifest(path: Path) -> Manifest:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError as error:
+        next_step = "Build it again."
+        if (path.parent / "config.json").is_file() and not any(path.parent.rglob("*.onnx")):
+            next_step = "It looks like a checkpoint: `mobius build` makes a package of it."
         raise PackageLoadError(
             f"{path} is missing, so {path.parent} is not a package of Mobius, or saving it did "
-            "not finish. Build it again."
+            f"not finish. {next_step}"
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise PackageLoadError(f"{path} cannot be read: {error}") from error

@@ -64,7 +64,8 @@ def open_repository(model: str, options: SourceOptions) -> Repository:
         return Folder(model, folder)
     if folder.is_file():
         raise ModelNotFoundError(
-            f"{model} is a file; needed: the folder that holds {CONFIG} and the weights."
+            f"{model} is a file; needed: the folder that holds {CONFIG} and the weights, or a "
+            f"{GGUF_SUFFIX} file."
         )
     if model.casefold().endswith((GGUF_SUFFIX, ".onnx", ".safetensors")):
         raise ModelNotFoundError(
