@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import onnx_ir as ir
@@ -9,7 +10,8 @@ from onnxscript.rewriter import RewriterContext
 
 from mobius_ir_rules.functions.expert_activation import Activation
 from mobius_ir_rules.functions.routed_experts import INPUTS, LAYERS, RoutedExpertsForm
-from mobius_ir_rules.rule import refuse
+from mobius_ir_rules.fusion._routing import GraphLogits, graph_logits
+from mobius_ir_rules.rule import Plan, refuse
 from mobius_ir_rules.values import (
     describe_node,
     describe_value,
@@ -28,14 +30,68 @@ ACTIVATIONS = ("relu", "gelu", "silu", "swiglu", "identity")
 _INTERLEAVED, _IN_HALVES = 1, 2
 
 
-def require_experts(node: ir.Node, form: RoutedExpertsForm, operator: str) -> int:
-    """Return the number of experts; refuse what no kernel of the operator computes.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MixturePlan(Plan):
+    """A call of `RoutedExperts` that a kernel can compute.
+
+    Attributes:
+        tokens: What experts read.
+        chosen: Which experts a token goes to.
+        share: The weight of each, float32.
+        k: How many experts a token goes to.
+        experts: How many there are.
+        dtype: Element type of the tokens.
+        form: What else the call says.
+        logits: What the operator can route by itself; `None` for another routing.
+    """
+
+    tokens: ir.Value
+    chosen: ir.Value
+    share: ir.Value
+    k: int
+    experts: int
+    dtype: ir.DataType
+    form: RoutedExpertsForm
+    logits: GraphLogits | None
+
+
+def mixture_plan(
+    node: ir.Node, form: RoutedExpertsForm, operator: str, *, only_normalized: bool = False
+) -> MixturePlan:
+    """Return the plan of a call; refuse what no kernel of the operator computes.
 
     Args:
         node: A call of `RoutedExperts`.
         form: Its form.
         operator: `MoE` or `QMoE`, for reasons.
+        only_normalized: The operator routes only where the shares of a token have the sum 1.
     """
+    experts = _require_experts(node, form, operator)
+    tokens, chosen, share = node.inputs[:3]
+    assert tokens is not None
+    assert tokens.dtype is not None
+    assert chosen is not None
+    assert share is not None
+    logits = graph_logits(chosen, share, form.k, tokens.dtype)
+    if logits is not None and only_normalized and not logits.normalize:
+        logits = None
+    return MixturePlan(
+        root=node,
+        replaced=(node.outputs[0],),
+        absorbed=logits.nodes if logits is not None else (),
+        tokens=tokens,
+        chosen=chosen,
+        share=share,
+        k=form.k,
+        experts=experts,
+        dtype=tokens.dtype,
+        form=form,
+        logits=logits,
+    )
+
+
+def _require_experts(node: ir.Node, form: RoutedExpertsForm, operator: str) -> int:
+    """Return the number of experts; refuse what no kernel of the operator computes."""
     activation = form.activation
     if form.scale_input:
         refuse(

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext, RewriteRule
 
-from mobius_ir_rules.functions.expert_activation import Activation
 from mobius_ir_rules.functions.moe import MOE
 from mobius_ir_rules.functions.routed_experts import ROUTED_EXPERTS, read_routed_experts
 from mobius_ir_rules.fusion._experts import (
+    MixturePlan,
     activation_as_kernels_have_it,
+    mixture_plan,
     operands,
-    require_experts,
 )
-from mobius_ir_rules.fusion._routing import GraphLogits, graph_logits, make_logits
-from mobius_ir_rules.rule import Plan, Rule
-from mobius_ir_rules.values import (
-    MICROSOFT,
-    like,
-    make,
-    make_int64s,
-)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _MoePlan(Plan):
-    k: int
-    experts: int
-    dtype: ir.DataType
-    activation: Activation
-    logits: GraphLogits | None
+from mobius_ir_rules.fusion._routing import make_logits
+from mobius_ir_rules.rule import Rule
+from mobius_ir_rules.values import MICROSOFT, like, make, make_int64s
 
 
 class RoutedExpertsToMoe(Rule):
@@ -68,58 +53,38 @@ class RoutedExpertsToMoe(Rule):
     roots = (ROUTED_EXPERTS,)
     emits = (MOE,)
 
-    def plan(self, node: ir.Node) -> _MoePlan | None:
+    def plan(self, node: ir.Node) -> MixturePlan | None:
         """Return what to do with the experts, `None` where they are integers."""
         form = read_routed_experts(node)
         if any(form.formats):
             return None  # integers are QMoE's
-        experts = require_experts(node, form, "MoE")
-        tokens, chosen, share = node.inputs[:3]
-        assert tokens is not None
-        assert tokens.dtype is not None
-        assert chosen is not None
-        assert share is not None
-        logits = graph_logits(chosen, share, form.k, tokens.dtype)
-        return _MoePlan(
-            root=node,
-            replaced=(node.outputs[0],),
-            absorbed=logits.nodes if logits is not None else (),
-            k=form.k,
-            experts=experts,
-            dtype=tokens.dtype,
-            activation=form.activation,
-            logits=logits,
-        )
+        return mixture_plan(node, form, "MoE")
 
-    def emit(self, op: RewriterContext, plan: _MoePlan) -> Sequence[ir.Value]:
+    def emit(self, op: RewriterContext, plan: MixturePlan) -> Sequence[ir.Value]:
         """Make the operator, its logits and what is left of the shares."""
         (result,) = plan.replaced
-        tokens, chosen, share = plan.root.inputs[:3]
-        assert tokens is not None
-        assert chosen is not None
-        assert share is not None
-        layers = operands(op, plan.root, plan.activation)
+        layers = operands(op, plan.root, plan.form.activation)
         if plan.logits is None:
-            logits = make_logits(op, chosen, share, plan.experts, plan.dtype)
+            logits = make_logits(op, plan.chosen, plan.share, plan.experts, plan.dtype)
         else:
             logits = plan.logits.value
         normalize = plan.logits is None or plan.logits.normalize
         mixed = make(
             op,
             "MoE",
-            [tokens, logits, *map(layers.get, ("fc1", "fc1_bias", "fc2", "fc2_bias"))],
+            [plan.tokens, logits, *map(layers.get, ("fc1", "fc1_bias", "fc2", "fc2_bias"))],
             like(result),
             domain=MICROSOFT,
             attributes={
                 "k": plan.k,
-                **activation_as_kernels_have_it(plan.activation),
+                **activation_as_kernels_have_it(plan.form.activation),
                 "normalize_routing_weights": int(normalize),
             },
             name=plan.root.name,
         )
         if plan.logits is not None:
             return [mixed]
-        return [make(op, "Mul", [mixed, _sum_of_shares(op, tokens, share)], like(result))]
+        return [make(op, "Mul", [mixed, _sum_of_shares(op, plan.tokens, plan.share)], like(result))]
 
 
 def _sum_of_shares(op: RewriterContext, tokens: ir.Value, share: ir.Value) -> ir.Value:

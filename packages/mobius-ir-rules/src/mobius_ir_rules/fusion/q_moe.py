@@ -2,41 +2,26 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import onnx_ir as ir
 from onnxscript.rewriter import RewriterContext, RewriteRule
 
-from mobius_ir_rules.functions.expert_activation import Activation
 from mobius_ir_rules.functions.q_moe import Q_MOE
-from mobius_ir_rules.functions.routed_experts import (
-    ROUTED_EXPERTS,
-    ExpertFormat,
-    read_routed_experts,
-)
+from mobius_ir_rules.functions.routed_experts import ROUTED_EXPERTS, read_routed_experts
 from mobius_ir_rules.fusion._experts import (
+    MixturePlan,
     activation_as_kernels_have_it,
+    mixture_plan,
     operands,
-    require_experts,
 )
-from mobius_ir_rules.fusion._routing import GraphLogits, graph_logits, make_scattered
-from mobius_ir_rules.rule import Plan, Rule, refuse
+from mobius_ir_rules.fusion._routing import make_scattered
+from mobius_ir_rules.rule import Rule, refuse
 from mobius_ir_rules.values import MICROSOFT, describe_node, like, make
 
 _INT8_ACTIVATIONS = 4  # of `accuracy_level`: others mean that none are rounded
 _NONE: Mapping[str, str] = MappingProxyType({})
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _QMoePlan(Plan):
-    k: int
-    experts: int
-    dtype: ir.DataType
-    activation: Activation
-    form: ExpertFormat
-    logits: GraphLogits | None
 
 
 class RoutedExpertsToQMoe(Rule):
@@ -78,7 +63,7 @@ class RoutedExpertsToQMoe(Rule):
         self._wrong = MappingProxyType(dict(wrong))
         super().__init__()
 
-    def plan(self, node: ir.Node) -> _QMoePlan | None:
+    def plan(self, node: ir.Node) -> MixturePlan | None:
         """Return what to do with the experts, `None` where they are floats."""
         form = read_routed_experts(node)
         if not any(form.formats):
@@ -90,7 +75,7 @@ class RoutedExpertsToQMoe(Rule):
                 "QMoE has one for both.",
                 node,
             )
-        experts = require_experts(node, form, "QMoE")
+        plan = mixture_plan(node, form, "QMoE", only_normalized=True)
         settings = {
             f"expert_weight_bits={first.bits}",
             f"block_size={first.block_size}",
@@ -104,40 +89,20 @@ class RoutedExpertsToQMoe(Rule):
                     node,
                     inherent=True,
                 )
-        tokens, chosen, share = node.inputs[:3]
-        assert tokens is not None
-        assert tokens.dtype is not None
-        assert chosen is not None
-        assert share is not None
-        logits = graph_logits(chosen, share, form.k, tokens.dtype)
-        if logits is not None and not logits.normalize:
-            logits = None
-        return _QMoePlan(
-            root=node,
-            replaced=(node.outputs[0],),
-            absorbed=logits.nodes if logits is not None else (),
-            k=form.k,
-            experts=experts,
-            dtype=tokens.dtype,
-            activation=form.activation,
-            form=first,
-            logits=logits,
-        )
+        return plan
 
-    def emit(self, op: RewriterContext, plan: _QMoePlan) -> Sequence[ir.Value]:
+    def emit(self, op: RewriterContext, plan: MixturePlan) -> Sequence[ir.Value]:
         """Make the operator and, where it is needed, what it routes by."""
         (result,) = plan.replaced
-        tokens, chosen, share = plan.root.inputs[:3]
-        assert tokens is not None
-        assert chosen is not None
-        assert share is not None
+        form = plan.form.formats[0]
+        assert form is not None
         if plan.logits is not None:
             probs, mixing = plan.logits.value, None
         else:
-            probs = mixing = make_scattered(op, chosen, share, plan.experts, plan.dtype)
-        layers = operands(op, plan.root, plan.activation)
+            probs = mixing = make_scattered(op, plan.chosen, plan.share, plan.experts, plan.dtype)
+        layers = operands(op, plan.root, plan.form.activation)
         inputs = [
-            tokens,
+            plan.tokens,
             probs,
             *(layers.get(f"fc1{part}") for part in ("", "_scales", "_bias")),
             *(layers.get(f"fc2{part}") for part in ("", "_scales", "_bias")),
@@ -148,10 +113,10 @@ class RoutedExpertsToQMoe(Rule):
         ]
         attributes = {
             "k": plan.k,
-            **activation_as_kernels_have_it(plan.activation),
+            **activation_as_kernels_have_it(plan.form.activation),
             "normalize_routing_weights": int(mixing is None),
-            "expert_weight_bits": plan.form.bits,
-            "block_size": plan.form.block_size,
+            "expert_weight_bits": form.bits,
+            "block_size": form.block_size,
             "quant_type": "int",
             "weights_prepacked": 0,
             "accuracy_level": self._accuracy_level or None,
