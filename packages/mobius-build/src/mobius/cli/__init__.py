@@ -5,6 +5,7 @@ Commands import what they need when they run, so that `mobius --help` is quick.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from types import FrameType
@@ -62,6 +63,8 @@ def _root(
 
 def main() -> None:
     """Run the command line and exit with its code."""
+    # What it would say of a configuration on stderr, in its own form, is checked by the source.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     signal.signal(signal.SIGTERM, _terminate)
     app()
 
