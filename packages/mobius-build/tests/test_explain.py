@@ -93,8 +93,17 @@ def test_anything_else_is_built_without_weights(
     assert calls["load_weights"] is False
     assert calls["offline"] is True
     assert calls["opset"] == 24
+    assert calls["last_token_logits"] is None  # as the command builds it
     assert found.reports["model"].stage("GQAFusion").applications == 2  # type: ignore[union-attr]
     assert found.reports["model"].refusals == ()
+
+
+def test_padding_and_quantization(package: Path) -> None:
+    report = explained(package, ep="cpu", quantize="int4", padding_side="left").reports["model"]
+    assert report.stage("Quantize").applications > 0  # type: ignore[union-attr,operator]
+    for options in ({"quantize": "int5"}, {"padding_side": "both"}):
+        with pytest.raises(ValueError, match="needed: |Unknown"):
+            explained(package, ep="cpu", **options)
 
 
 def test_json(package: Path) -> None:

@@ -16,6 +16,8 @@ from mobius.api import build
 from mobius.dtypes import parse_dtype
 from mobius.model_files import model_dtype, read_manifest, read_model_file
 from mobius.optimizer import optimize_model
+from mobius.padding import PaddingSide
+from mobius.quantization import Quantization
 from mobius.report import OptimizationReport
 from mobius_eps import EpCapabilities, get_ep
 
@@ -55,6 +57,8 @@ def explain(
     dtype: str | ir.DataType | None = None,
     role: str = "decoder",
     opset: int | None = None,
+    padding_side: str = PaddingSide.RIGHT,
+    quantize: str | Quantization | None = None,
     **source: Any,
 ) -> Explanation:
     """Explain a model for a target.
@@ -65,6 +69,8 @@ def explain(
         dtype: Element type that the stages are chosen for; `None` is the model's own.
         role: What an `.onnx` file is for; anything else knows its own.
         opset: Newest opset that the result may be in, as for `optimize_model`.
+        padding_side: As for `optimize_model`.
+        quantize: As for `optimize_model`.
         **source: Where the model comes from, as for `build`: `revision`, `token`, `cache_dir`,
             `offline`.
 
@@ -89,6 +95,8 @@ def explain(
             execution_provider=capabilities,
             dtype=chosen,
             opset=opset,
+            padding_side=padding_side,
+            quantize=quantize,
             last_token_logits=None,
             load_weights=False,
             **source,
@@ -99,6 +107,14 @@ def explain(
     for key, (file, role_of_file) in named.items():
         graph = read_model_file(file, with_data=False)
         chosen = chosen or model_dtype(graph)
-        reports[key] = optimize_model(graph, capabilities, chosen, role_of_file, opset=opset)
+        reports[key] = optimize_model(
+            graph,
+            capabilities,
+            chosen,
+            role_of_file,
+            opset=opset,
+            padding_side=padding_side,
+            quantize=quantize,
+        )
     assert chosen is not None  # a package has a graph
     return Explanation(str(model), capabilities.name, chosen, reports)

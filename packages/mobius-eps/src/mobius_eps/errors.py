@@ -11,7 +11,8 @@ from collections.abc import Iterable
 
 # ORT names its providers CUDAExecutionProvider, DmlExecutionProvider, ...; users paste those.
 _ORT_SUFFIX = "executionprovider"
-_ORT_NAMES = {"nvtensorrtrtx": "trt-rtx", "tensorrt": "trt-rtx"}  # too far from the name here to be found as close
+# Too far from the name here to be found as close.
+_ORT_NAMES = {"nvtensorrtrtx": "trt-rtx", "tensorrt": "trt-rtx"}
 # As low as finds dml for directml and mlx for metal.
 _CLOSE = 0.5
 

@@ -19,7 +19,14 @@ from mobius.cli.quantize_options import (
     QuantizeOption,
     quantization_of,
 )
-from mobius.cli.report_view import EpOption, OpsetOption, ReportOption, TraceOption, report_view
+from mobius.cli.report_view import (
+    EpOption,
+    OpsetOption,
+    PaddingOption,
+    ReportOption,
+    TraceOption,
+    report_view,
+)
 
 if TYPE_CHECKING:
     from mobius.package import ModelPackage
@@ -45,10 +52,7 @@ def build(
         typer.Option("--dtype", help="f32, f16 or bf16. [default: the checkpoint's own]"),
     ] = None,
     opset: OpsetOption = None,
-    padding_side: Annotated[
-        str,
-        typer.Option("--padding-side", help="Where the rows of a batch are padded: right or left."),
-    ] = "right",
+    padding_side: PaddingOption = "right",
     last_token_logits: Annotated[
         bool | None,
         typer.Option(

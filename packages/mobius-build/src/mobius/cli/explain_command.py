@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from mobius.cli.console import DebugOption, JsonOption, reported_errors
+from mobius.cli.quantize_options import QuantizeOption
 from mobius.cli.report_view import (
     DtypeOption,
     EpOption,
     OpsetOption,
+    PaddingOption,
     ReportOption,
     RoleOption,
     report_view,
@@ -36,6 +38,8 @@ def explain(
     dtype: DtypeOption = None,
     role: RoleOption = "decoder",
     opset: OpsetOption = None,
+    padding_side: PaddingOption = "right",
+    quantize: QuantizeOption = None,
     every_node: Annotated[
         bool, typer.Option("--all", help="Name every node that is left alone.")
     ] = False,
@@ -71,6 +75,8 @@ def explain(
             dtype=dtype,
             role=role,
             opset=opset,
+            padding_side=padding_side,
+            quantize=quantize,
             revision=revision,
             token=token,
             cache_dir=cache_dir,

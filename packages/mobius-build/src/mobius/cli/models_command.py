@@ -67,17 +67,24 @@ def _overview(families: Sequence[Family]) -> Table:
     kinds = itertools.groupby(families, key=lambda family: family.model_type)
     rows = [max(group, key=lambda each: len(each.cells)) for _, group in kinds]
     dtypes = [dtype for dtype in _DTYPES if any(row.largest(dtype) is not None for row in rows)]
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    eps = dict.fromkeys(ep for row in rows for ep in row.verified())
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, expand=True, caption_justify="left")
+    if eps:
+        table.caption = (
+            "Largest difference of a logit, relative to the largest logit of the reference, of "
+            f"graphs for {', '.join(eps)}, or as many of them as EPs says, on ONNX Runtime's CPU "
+            "provider. `mobius models MODEL_TYPE` has each one."
+        )
     table.add_column("model_type", no_wrap=True)
     for dtype in dtypes:
         table.add_column(dtype, justify="right", no_wrap=True)
-    table.add_column("Run on")
-    table.add_column("Features")
+    table.add_column("EPs", justify="right", no_wrap=True)
+    table.add_column("Features", no_wrap=True, overflow="ellipsis", ratio=1)
     for row in rows:
         table.add_row(
             row.model_type,
             *(_number(row.largest(dtype)) for dtype in dtypes),
-            " ".join(row.verified()) or "-",
+            str(len(row.verified()) or "-"),
             ", ".join(row.features),
         )
     return table

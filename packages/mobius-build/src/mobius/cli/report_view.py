@@ -17,6 +17,7 @@ __all__ = [
     "DtypeOption",
     "EpOption",
     "OpsetOption",
+    "PaddingOption",
     "ReportOption",
     "RoleOption",
     "TraceOption",
@@ -46,6 +47,10 @@ RoleOption = Annotated[
 OpsetOption = Annotated[
     int | None,
     typer.Option("--opset", help="Newest opset, 17 to 24. [default: what the EP runs]"),
+]
+PaddingOption = Annotated[
+    str,
+    typer.Option("--padding-side", help="Where the rows of a batch are padded: right or left."),
 ]
 ReportOption = Annotated[
     Path | None,
