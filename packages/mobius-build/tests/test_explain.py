@@ -102,7 +102,7 @@ def test_padding_and_quantization(package: Path) -> None:
     report = explained(package, ep="cpu", quantize="int4", padding_side="left").reports["model"]
     assert report.stage("Quantize").applications > 0  # type: ignore[union-attr,operator]
     for options in ({"quantize": "int5"}, {"padding_side": "both"}):
-        with pytest.raises(ValueError, match="needed: |Unknown"):
+        with pytest.raises(ValueError, match=r"needed: |Unknown"):
             explained(package, ep="cpu", **options)
 
 
