@@ -52,10 +52,23 @@ def model_for(
     """The model file of a family's package for a dtype, an EP and an opset."""
 
     @functools.cache
-    def get(family: str, dtype: str, ep: str = "onnx-standard", opset: int | None = None) -> Path:
+    def get(
+        family: str,
+        dtype: str,
+        ep: str = "onnx-standard",
+        opset: int | None = None,
+        last_token_logits: bool = False,
+    ) -> Path:
         _, folder = checkpoint(family)
         out = tmp_path_factory.mktemp("package") / "out"
-        mobius.build(folder, execution_provider=ep, dtype=dtype, opset=opset).save(out)
+        package = mobius.build(
+            folder,
+            execution_provider=ep,
+            dtype=dtype,
+            opset=opset,
+            last_token_logits=last_token_logits,
+        )
+        package.save(out)
         return out / "model.onnx"
 
     return get

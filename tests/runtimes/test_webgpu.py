@@ -10,16 +10,18 @@ import functools
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import onnxruntime as ort
 import pytest
-from tests.runtimes.decoder import Run
-from tests.runtimes.reference import FAMILIES, check
+from tests.runtimes.decoder import Run, RuntimeDecoder
+from tests.runtimes.reference import DECODE_STEPS, F32_TOLERANCE, FAMILIES, check
 
 pytestmark = pytest.mark.slow
 
 CPU, WEBGPU = "CPUExecutionProvider", "WebGpuExecutionProvider"
 # Integers stay on the CPU: the lengths of rows, and what a mask is made of.
 LENGTHS = {"Cast", "ReduceSum", "Shape", "Squeeze", "Sub"}
+LAST = {"Mul", "Neg", "Range", "ReduceMax", "Slice", "Unsqueeze"}
 MASK = {
     *{"Cast", "CumSum", "Equal", "GreaterOrEqual", "Less", "Neg", "Range", "Shape", "Slice"},
     *{"Squeeze", "Sub", "Unsqueeze"},
@@ -66,6 +68,32 @@ def test_logits(model_for, reference_for, measured, family):
     # GroupQueryAttention takes rows that are padded on the right.
     largest = check(path, run, reference_for(family, "f32"), ["right"])
     measured("f32", largest)
+
+
+def test_logits_of_the_last_token(model_for, reference_for):
+    """As the command builds it: only what finds the token stays on the CPU."""
+    path = model_for("qwen2", "f32", ep="webgpu", last_token_logits=True)
+    run, placed = load(path)
+    assert placed[CPU].keys() <= LENGTHS | {
+        "Mul",
+        "Neg",
+        "Range",
+        "ReduceMax",
+        "Slice",
+        "Unsqueeze",
+    }
+    reference = reference_for("qwen2", "f32")
+    decoder = RuntimeDecoder(path, run)
+    decoder.start(len(reference.tokens))
+    prompts = [row[:-DECODE_STEPS] for row in reference.tokens]
+    longest = max(map(len, prompts))
+    mask = np.array([[1] * len(row) + [0] * (longest - len(row)) for row in prompts])
+    tokens = np.array([[*row, *[0] * (longest - len(row))] for row in prompts])
+    logits = decoder.step(tokens, mask)
+    assert logits.shape[:2] == (len(prompts), 1)
+    for found, row, expected in zip(logits[:, 0], prompts, reference.logits, strict=True):
+        wanted = expected[len(row) - 1]
+        assert np.abs(found - wanted).max() <= F32_TOLERANCE * np.abs(wanted).max()
 
 
 def test_attention_of_primitives(model_for, reference_for, measured):

@@ -149,10 +149,19 @@ def test_a_folder_with_content_is_refused(make_package: MakePackage, tmp_path: P
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "thesis.txt").write_text("years of work")
     before = tree(tmp_path)
+    for overwrite in (False, True):
+        with pytest.raises(PackageSaveError, match=r"has no mobius\.json, so it is not a package"):
+            make_package().save(tmp_path / "out", overwrite=overwrite)
+    assert tree(tmp_path) == before
+
+
+def test_a_package_is_refused_unless_it_is_to_be_replaced(
+    make_package: MakePackage, tmp_path: Path
+) -> None:
+    make_package().save(tmp_path / "out")
+    before = tree(tmp_path)
     with pytest.raises(PackageSaveError, match=r"is not empty.*--overwrite"):
-        make_package().save(tmp_path / "out")
-    with pytest.raises(PackageSaveError, match=r"has no mobius\.json, so it is not a package"):
-        make_package().save(tmp_path / "out", overwrite=True)
+        make_package(seed=1).save(tmp_path / "out")
     assert tree(tmp_path) == before
 
 
