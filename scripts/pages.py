@@ -24,6 +24,7 @@ import command_sections
 import data_sections
 import ep_sections
 import gguf_sections
+import manifest_section
 import rule_pages
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +37,7 @@ SECTIONS: dict[str, Callable[..., str]] = {
     "exit codes": command_sections.exit_codes,
     "gguf": gguf_sections.architectures,
     "lacks": ep_sections.lacks,
+    "manifest": manifest_section.members,
     "models": data_sections.models,
     "overview": ep_sections.overview,
     "trace": ep_sections.trace,
