@@ -17,6 +17,7 @@ import rule_pages
 
 import mobius
 from mobius import ArchitectureConfig
+from mobius.dtypes import short_name
 from mobius.models import CausalLMModel
 from mobius.padding import PaddingSide
 from mobius.pipeline import STAGES
@@ -26,7 +27,6 @@ from mobius_eps.builtin import BUILTIN_EPS
 from mobius_eps.capabilities import NEWEST_OPSET
 from mobius_ir_rules.passes.graphs import op_counts
 
-SHORT = rule_pages.SHORT
 # The stages without a page of a rule.
 OTHER_STAGES = {
     "Cleanup": "identities, duplicates and constants go; shapes are inferred",
@@ -55,7 +55,7 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 def names(dtypes: Iterable[ir.DataType]) -> str:
     """Return the short names of dtypes."""
-    return ", ".join(SHORT[dtype] for dtype in sorted(dtypes))
+    return ", ".join(map(short_name, sorted(dtypes)))
 
 
 def overview() -> str:
@@ -167,7 +167,7 @@ def _stages(each: EpCapabilities) -> str:
         label = f"[{stage.name}](../rules/{page})" if page else stage.name
         marks = ("x" if stage.name in plans[dtype] else "" for dtype in dtypes)
         rows.append((stage.phase.value, label, what, *marks))
-    return table(("phase", "stage", "makes", *(SHORT[dtype] for dtype in dtypes)), rows)
+    return table(("phase", "stage", "makes", *(short_name(dtype) for dtype in dtypes)), rows)
 
 
 def _pages_of_stages() -> dict[str, tuple[str, str]]:
@@ -191,7 +191,7 @@ def _layers(each: EpCapabilities) -> str:
             for operator, count in counts.most_common()
             if count
         ]
-        rows.append((SHORT[dtype], ", ".join(listed)))
+        rows.append((short_name(dtype), ", ".join(listed)))
     return table(("dtype", "operators"), rows)
 
 
@@ -199,7 +199,7 @@ def _padding(each: EpCapabilities) -> str:
     rows = []
     for dtype in (dtype for dtype in rule_pages.DTYPES if dtype in each.dtypes):
         forms = [_attention(_decoder(each, dtype, padding_side=str(side))) for side in PaddingSide]
-        rows.append((SHORT[dtype], *forms))
+        rows.append((short_name(dtype), *forms))
     header = ("dtype", *(f'`padding_side="{side}"`' for side in PaddingSide))
     return table(header, rows)
 

@@ -20,6 +20,7 @@ from types import ModuleType
 
 import onnx_ir as ir
 
+from mobius.dtypes import short_name
 from mobius.pipeline import plan_for
 from mobius.quantization import QuantizationConfig
 from mobius.roles import Role
@@ -28,7 +29,6 @@ from mobius_eps.builtin import BUILTIN_EPS
 from mobius_ir_rules import Rule, fusion, lowering
 
 DTYPES = (ir.DataType.FLOAT, ir.DataType.FLOAT16, ir.DataType.BFLOAT16)
-SHORT = {ir.DataType.FLOAT: "f32", ir.DataType.FLOAT16: "f16", ir.DataType.BFLOAT16: "bf16"}
 
 
 def modules() -> Iterator[ModuleType]:
@@ -135,7 +135,7 @@ def users(use: Use) -> list[str]:
     """Return `ep (dtypes)` for each EP in whose pipeline the rules are."""
     lines = []
     for ep in sorted({ep for ep, _ in use.targets}):
-        dtypes = [SHORT[dtype] for dtype in DTYPES if (ep, dtype) in use.targets]
+        dtypes = [short_name(dtype) for dtype in DTYPES if (ep, dtype) in use.targets]
         lines.append(f"{ep} ({', '.join(dtypes)})")
     return lines
 

@@ -16,7 +16,7 @@ import pytest
 from tests.kernel_tables import FOLDER, MICROSOFT, KernelTable, Use, tables, uses
 
 from mobius import ArchitectureConfig, build_from_module, ep_registry
-from mobius.dtypes import DTYPE_NAMES
+from mobius.dtypes import short_name
 from mobius.models import CausalLMModel
 from mobius.op_support import runs_node
 from mobius.roles import Role
@@ -110,7 +110,7 @@ EPS = (
     "onnx-standard",
 )
 CELLS = [(ep, dtype) for ep in EPS for dtype in sorted(ep_registry[ep].dtypes)]
-IDS = [f"{ep}-{DTYPE_NAMES[dtype][0]}" for ep, dtype in CELLS]
+IDS = [f"{ep}-{short_name(dtype)}" for ep, dtype in CELLS]
 
 INT64_ON_CPU = (
     "WebGPU has no 64-bit integers, and token counts, positions and masks are int64: these few "

@@ -42,9 +42,7 @@ class UnsupportedDtypeError(MobiusError, ValueError):
     """The execution provider has no kernels for the dtype."""
 
     def __init__(self, capabilities: EpCapabilities, dtype: ir.DataType) -> None:
-        runs = ", ".join(
-            names[0] for each, names in DTYPE_NAMES.items() if each in capabilities.dtypes
-        )
+        runs = ", ".join(short_name(each) for each in DTYPE_NAMES if each in capabilities.dtypes)
         super().__init__(
             f"Execution provider {capabilities.name!r} does not run {short_name(dtype)}; it runs "
             f"{runs}. Choose one of them, or another execution provider."

@@ -40,8 +40,8 @@ class UnknownDtypeError(MobiusError, ValueError):
 
 
 def short_name(dtype: ir.DataType) -> str:
-    """Return what users call an element type: `f16`, or as ONNX spells it for other types."""
-    return DTYPE_NAMES.get(dtype, (dtype.name,))[0]
+    """Return what users call an element type: `f16`, or ONNX's name in small letters for others."""
+    return DTYPE_NAMES.get(dtype, (dtype.name.lower(),))[0]
 
 
 def parse_dtype(dtype: str | ir.DataType) -> ir.DataType:

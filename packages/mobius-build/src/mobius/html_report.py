@@ -127,7 +127,7 @@ def _stage_table(stages: Iterable[StageRecord]) -> str:
             f"{_signed(each.count)}\N{NO-BREAK SPACE}{each.op_type}" for each in stage.deltas
         )
         applied = "–" if stage.applications is None else str(stage.applications)
-        quiet = "" if stage.deltas or stage.applications or stage.refusals else ' class="quiet"'
+        quiet = ' class="quiet"' if stage.did_nothing else ""
         rows.append(
             f"<tr{quiet}><td>{escape(stage.phase.value)} {_PHASES[stage.phase.value]}</td>"
             f"<td>{escape(stage.name)}</td><td class='n'>{applied}</td>"

@@ -57,6 +57,11 @@ class StageRecord:
     seconds: float = dataclasses.field(default=0.0, compare=False)
 
     @property
+    def did_nothing(self) -> bool:
+        """Whether the stage changed nothing and had nothing to leave alone."""
+        return not (self.deltas or self.applications or self.refusals)
+
+    @property
     def added(self) -> int:
         """Number of nodes that operators have more than before."""
         return sum(delta.count for delta in self.deltas if delta.count > 0)

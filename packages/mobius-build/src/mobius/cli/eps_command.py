@@ -57,10 +57,9 @@ def _table(known: Iterable[EpCapabilities]) -> Table:
 
 
 def _names(dtypes: Iterable[ir.DataType]) -> str:
-    from mobius.dtypes import DTYPE_NAMES
+    from mobius.dtypes import short_name
 
-    named = [DTYPE_NAMES.get(dtype, (dtype.name.lower(),))[0] for dtype in sorted(dtypes)]
-    return " ".join(named) or "-"
+    return " ".join(map(short_name, sorted(dtypes))) or "-"
 
 
 def _mark(supported: bool) -> str:

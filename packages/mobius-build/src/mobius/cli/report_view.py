@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from rich.console import Group, RenderableType
     from rich.text import Text
 
-    from mobius.report import OptimizationReport, StageRecord
+    from mobius.report import OptimizationReport
 
 __all__ = [
     "DtypeOption",
@@ -84,7 +84,7 @@ def report_view(key: str, report: OptimizationReport, *, most_nodes: int = MOST_
         f"{report.nodes_before} → {report.nodes_after} nodes"
     )
     parts: list[RenderableType] = [Text(title, style="bold"), _stages(report)]
-    quiet = ", ".join(stage.name for stage in report.stages if _is_quiet(stage))
+    quiet = ", ".join(stage.name for stage in report.stages if stage.did_nothing)
     if quiet:
         parts.append(Text(f"Nothing to do: {quiet}", style="dim"))
     for group in refusal_groups(report.refusals):
@@ -126,7 +126,7 @@ def _stages(report: OptimizationReport) -> RenderableType:
         table.add_column(title, justify="right", no_wrap=True)
     table.add_column("Net change")
     for stage in report.stages:
-        if _is_quiet(stage):
+        if stage.did_nothing:
             continue
         table.add_row(
             stage.phase.value,
@@ -137,7 +137,3 @@ def _stages(report: OptimizationReport) -> RenderableType:
             format_deltas(stage.deltas) if stage.deltas else "-",
         )
     return table
-
-
-def _is_quiet(stage: StageRecord) -> bool:
-    return not (stage.deltas or stage.applications or stage.refusals)
